@@ -3,16 +3,50 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from benchmarks.goals import Goal
 from benchmarks.machine import machine, machine_line, use_cores
 from benchmarks.report import Result, Table, say, write_json
 
 RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class OtherParts:
+    """The parts of a results file that a run leaves as they are."""
+
+    document: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls, path: Path | None, chosen: Collection[str], parts: Collection[str], *, quick: bool
+    ) -> OtherParts:
+        """Those of a file, if there is one and not all parts are chosen.
+
+        Parts of a quick run beside those of a full one would be taken for theirs: that is refused.
+        """
+        if path is None or not path.exists() or set(chosen) == set(parts):
+            return cls({})
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document.get("quick", False) != quick:
+            kind = "full" if quick else "quick"
+            raise SystemExit(f"{path} is of a {kind} run: give another file with --json")
+        return cls({name: value for name, value in document.items() if name not in chosen})
+
+    def with_results(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """The results of a run beside those that stay, with the goals and sizes of both."""
+        merged = {**self.document, **document}
+        goals = [*self.document.get("goals", []), *document["goals"]]
+        merged["goals"] = list({(goal["what"], goal["at_least"]): goal for goal in goals}.values())
+        if "size" in document:
+            merged["size"] = {**self.document.get("size", {}), **document["size"]}
+        return merged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +68,7 @@ class Benchmark:
         started = perf_counter()
         print(machine_line())
         parts = self.quick if options.quick else self.full
+        others = OtherParts.of(options.json, options.only, parts, quick=options.quick)
         results: dict[str, Result] = {}
         for name in options.only:
             results[name] = parts[name]()
@@ -49,7 +84,7 @@ class Benchmark:
             "goals": [goal.as_json() for goal in goals],
             **{name: result.as_json() for name, result in results.items()},
         }
-        write_json(options.json, document)
+        write_json(options.json, others.with_results(document))
         say(f"took {perf_counter() - started:.0f} s; results are in {options.json}")
         return 0
 

@@ -1,9 +1,11 @@
 """Compare commits to PostgreSQL: a batch as a whole, and by parts from several tasks.
 
-    python -m benchmarks.commits [--quick] [--database URL] [--json PATH]
+    python -m benchmarks.commits [--quick] [--old PATH] [--database URL] [--json PATH]
 
 Without ``--database`` it starts a server in a temporary folder, without fsync. Prints a table and
-writes all results as JSON.
+writes all results as JSON. With ``--old``, a checkout of the commit 838e789, the code before
+commits by parts takes its turn with the same batches, over one connection and with four writers.
+The goal is 2.5 times its rate.
 """
 
 from __future__ import annotations
@@ -12,7 +14,10 @@ import argparse
 import contextlib
 import itertools
 import multiprocessing
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -37,6 +42,7 @@ from batchmill.store import (
 )
 from batchmill.store.postgres import PostgresStore
 from batchmill.store.states import Shape
+from benchmarks.goals import Goal
 from benchmarks.machine import machine, machine_line
 from benchmarks.report import Table, say, spread, write_json
 
@@ -52,6 +58,24 @@ apdex = from(Endpoint.latency).sum();
 MINUTES = 3
 """Each entity has a row in so many minutes of a batch, and one in the hour and one in the day."""
 ONE = "as a whole"
+NEW = "2 tasks"
+"""On two cores."""
+OLD = {"before, one connection": "writers=1", "before, 4 writers": "writers=4, above_rows=1"}
+"""The ways of the code before, and the settings of its writers."""
+LARGE, TIMES = 500_000, 2.5
+"""The goal: so many rows at so many times the rate of the code before."""
+OLD_LANE = """
+import sys, time
+from benchmarks.store_writers import Lane
+from batchmill.store.postgres import WriterSettings
+lane = Lane(sys.argv[1], WriterSettings({settings}))
+print("ready", flush=True)
+for line in sys.stdin:
+    before = time.process_time()
+    took = lane.commit(int(line))
+    print(took, time.process_time() - before, flush=True)
+lane.store.close()
+"""
 FULL = ((1_000, 9), (10_000, 9), (100_000, 7), (500_000, 7))
 QUICK = ((1_000, 3), (10_000, 3), (50_000, 2))
 """Delta rows of a batch, and how many rounds."""
@@ -84,6 +108,24 @@ class Commits:
         """To a commit as a whole, round by round."""
         pairs = zip(self.seconds(rows, way), self.seconds(rows, ONE), strict=True)
         return [one / other for one, other in pairs]
+
+    @property
+    def has_old(self) -> bool:
+        """Whether the code before took part."""
+        return all(OLD.keys() <= ways.keys() for ways in self.costs.values())
+
+    def rates(self, rows: int) -> list[float]:
+        """Of two tasks, to the quicker way of the code before, round by round."""
+        turns = zip(*(self.seconds(rows, way) for way in (NEW, *OLD)), strict=True)
+        return [min(old) / new for new, *old in turns]
+
+    def goals(self) -> list[Goal]:
+        """One for large batches, if the code before took part."""
+        if LARGE not in self.costs or not self.has_old:
+            return []
+        rate = median(self.rates(LARGE))
+        what = f"{LARGE:,} delta rows, {NEW}: rate to that of the code before"
+        return [Goal(what=what, value=rate, limit=TIMES, at_least=True, unit="x")]
 
     def table(self) -> Table:
         """What to print."""
@@ -160,6 +202,44 @@ class Lane:
     def close(self) -> None:
         """Close the store."""
         self.store.close()
+
+
+class OldLane:
+    """A store of the code before, which has a process of its own."""
+
+    def __init__(self, url: str, checkout: Path, settings: str, watch: PostgresStore) -> None:
+        """``watch``: a store that sees the processes of the server."""
+        self._watch = watch
+        paths = os.pathsep.join((str(checkout / "src"), str(checkout)))
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", OLD_LANE.format(settings=settings), url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=checkout,
+            env={**os.environ, "PYTHONPATH": paths},
+        )
+        self._line()
+
+    def commit(self, rows: int) -> Cost:
+        """Commit the next batch."""
+        assert self._process.stdin is not None
+        server = server_seconds(self._watch)
+        self._process.stdin.write(f"{rows}\n")
+        self._process.stdin.flush()
+        took, client = map(float, self._line().split())
+        return Cost(took, client + server_seconds(self._watch) - server)
+
+    def close(self) -> None:
+        """End the process, which closes its store."""
+        self._process.communicate()
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the code before ended with {self._process.wait()}")
+        return line
 
 
 @dataclass(frozen=True)
@@ -320,14 +400,19 @@ def measure(
     urls: Iterator[str],
     sizes: Sequence[tuple[int, int]],
     tasks: Sequence[int] = (2, 4),
+    old: Path | None = None,
 ) -> Commits:
-    """Every size by every way, the ways taking turns."""
+    """Every size by every way, the ways taking turns; ``old``: a checkout of the code before."""
     costs: dict[int, dict[str, list[Cost]]] = {}
     for rows, rounds in sizes:
+        whole = Lane(next(urls))
         lanes: dict[str, Way] = {
-            ONE: Lane(next(urls)),
+            ONE: whole,
             **{f"{count} tasks": TaskLane(next(urls), count) for count in tasks},
         }
+        if old is not None:
+            for name, settings in OLD.items():
+                lanes[name] = OldLane(next(urls), old, settings, whole.store)
         costs[rows] = {way: [] for way in lanes}
         try:
             for lane in lanes.values():
@@ -380,6 +465,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--database", metavar="URL", help="a database in which new schemas are created"
     )
+    parser.add_argument(
+        "--old",
+        type=Path,
+        metavar="PATH",
+        help="a checkout of the commit 838e789 (git worktree add PATH 838e789)",
+    )
     parser.add_argument("--rows", type=int, help="only batches of so many delta rows")
     parser.add_argument("--json", type=Path, default=DEFAULT_JSON, help="file for the results")
     options = parser.parse_args(arguments)
@@ -388,11 +479,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sizes: Sequence[tuple[int, int]] = QUICK if options.quick else FULL
         if options.rows:
             sizes = [(options.rows, sizes[-1][1])]
-        commits = measure(urls, sizes)
+        commits = measure(urls, sizes, old=options.old and options.old.resolve())
     print("\n" + commits.table().render())
-    write_json(
-        options.json, {"machine": machine(), "quick": options.quick, "commits": commits.as_json()}
-    )
+    goals = commits.goals()
+    if goals:
+        caption = "The median over the rounds. A missed goal does not fail the run."
+        rows = [goal.row() for goal in goals]
+        print("\n" + Table("Goals", caption, ["goal", "limit", "measured", ""], rows).render())
+    document: dict[str, Any] = {
+        "machine": machine(),
+        "quick": options.quick,
+        "goals": [goal.as_json() for goal in goals],
+        "commits": commits.as_json(),
+    }
+    if commits.has_old:
+        document["rates_to_old"] = {str(rows): commits.rates(rows) for rows in commits.costs}
+    write_json(options.json, document)
     say(f"results are in {options.json}")
     return 0
 

@@ -26,7 +26,7 @@ SEED = 20260501
 SERVICES = 20
 GATEWAY = "service-0"
 _MS = 1_000_000
-_SPREAD_NS = 500 * _MS
+SPREAD_NS = 500 * _MS
 """Traces of a request start within so much."""
 
 
@@ -73,7 +73,7 @@ class Body:
         """The request with traces of its own, that end about now."""
         data = self._data.copy()
         data[self._traces] ^= rng.integers(0, 256, 8, np.uint8)
-        times = (self._offsets + np.uint64(now_ns - _SPREAD_NS)).astype("<u8")
+        times = (self._offsets + np.uint64(now_ns - SPREAD_NS)).astype("<u8")
         data[self._times] = times.view(np.uint8).reshape(-1, 8)
         return data.tobytes()
 
@@ -123,7 +123,7 @@ def bodies(count: int, spans: int, seed: int = 0) -> list[Body]:
         rng = random.Random(f"{SEED}-{seed}-{number}")
         rows: list[Made] = []
         while len(rows) < spans:
-            rows += trace(rng, rng.randrange(_SPREAD_NS))
+            rows += trace(rng, rng.randrange(SPREAD_NS))
         made.append(Body(rows[:spans]))
     return made
 

@@ -96,7 +96,7 @@ def run_ours(
         checkpoint=work / "checkpoint",
         quarantine=work / "quarantine",
         spark=spark,
-        settings=PipelineSettings(max_batch_files=files, max_new_entities=0),
+        settings=PipelineSettings(max_batch_files=files, max_new_entities=0, max_entities=0),
         on_batch=on_batch,
     ) as pipeline:
         started = perf_counter()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import plots_parts, plots_road
+from benchmarks import plots_parts, plots_road, plots_runs
 from benchmarks.plots_model import Plot, of_goals
 
 RESULTS = Path(__file__).parent / "results"
@@ -33,6 +33,9 @@ PLOTS: Mapping[str, Callable[[Mapping[str, Any]], Plot]] = {
     "export": plots_road.export,
     "commits": plots_road.commits,
     "query": plots_road.query,
+    "traces": plots_runs.traces,
+    "cardinality": plots_runs.cardinality,
+    "checkpoint": plots_runs.checkpoint,
 }
 
 

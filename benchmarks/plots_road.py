@@ -233,40 +233,58 @@ def export(document: Mapping[str, Any]) -> Plot:
 
 
 def commits(document: Mapping[str, Any]) -> Plot:
-    """Commits by parts compared with commits of whole batches."""
+    """Commits by parts compared with commits of whole batches, and with the code before."""
     sizes = {f"{int(rows):,} rows": ways for rows, ways in document["commits"].items()}
-    one, *others = next(iter(sizes.values()))
-    return Plot(
-        title="Large batches into PostgreSQL",
-        panels=[
-            Bars(
-                title=f"Commit time with {', '.join(others)}, relative to a commit as a whole",
-                unit="times the time",
-                groups={
-                    "": [
-                        Bar(name=size, values=ways[other]["ratios"], ours=True)
-                        for size, ways in sizes.items()
-                        for other in others
-                    ]
-                },
-                goal=1.0,
-                goal_text=f"line: {one}",
-                better="less",
-            ),
-            Bars(
-                title="Commit time",
-                unit="s",
-                groups={
-                    size: [
-                        Bar(name=way, values=timing["s"], ours=way != one)
-                        for way, timing in ways.items()
-                    ]
+    one, *others = (way for way in next(iter(sizes.values())) if not way.startswith("before"))
+    panels = [
+        Bars(
+            title=f"Commit time with {', '.join(others)}, relative to a commit as a whole",
+            unit="times the time",
+            groups={
+                "": [
+                    Bar(name=size, values=ways[other]["ratios"], ours=True)
                     for size, ways in sizes.items()
-                },
-                better="less",
-                log=True,
-            ),
-        ],
+                    for other in others
+                ]
+            },
+            goal=1.0,
+            goal_text=f"line: {one}",
+            better="less",
+        ),
+        Bars(
+            title="Commit time",
+            unit="s",
+            groups={
+                size: [
+                    Bar(name=way, values=timing["s"], ours=way in others)
+                    for way, timing in ways.items()
+                ]
+                for size, ways in sizes.items()
+            },
+            better="less",
+            log=True,
+        ),
+    ]
+    if "rates_to_old" in document:
+        panels.append(_rates_to_old(document))
+    return Plot(title="Large batches into PostgreSQL", panels=panels)
+
+
+def _rates_to_old(document: Mapping[str, Any]) -> Bars:
+    goals = document["goals"]
+    bars = []
+    for rows, rates in document["rates_to_old"].items():
+        size = f"{int(rows):,} "
+        limits = [goal["limit"] for goal in goals if goal["what"].startswith(size)]
+        bars.append(
+            Bar(name=f"{size}rows", values=rates, ours=True, goal=limits[0] if limits else None)
+        )
+    return Bars(
+        title="Rate of 2 tasks to that of the code before them",
+        unit="times the rate",
+        groups={"": bars},
+        goal_text="mark: the goal, at least" if goals else "",
+        better="more",
     )
 
 

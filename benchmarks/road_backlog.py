@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -41,8 +42,11 @@ class Backlog:
     live: int = 0
     """Live spans that were sent until the backlog was worked off."""
     seconds: float = 0.0
-    """From the start of the process until the backlog was worked off."""
+    """From the first start of the process until the backlog was worked off."""
+    starts: int = 0
+    """How often the process was started: again, if it ended too early."""
     cpu_s: float = 0.0
+    """Processor seconds of the last process, its start included."""
     memory_mib: float = 0.0
     """The most memory of the processes below the pipeline's: JVM and tasks."""
     counted: int = 0
@@ -59,10 +63,18 @@ class Backlog:
                 f"{self.spans:,} spans wait in the spool and {self.rate:,} more arrive each second;"
                 f" batchmill pipeline with default settings, local[2] and a heap of {HEAP}. The age"
                 " is that of the newest data in the store, just before each commit.",
-                ["worked off in", "cpu, s a million", "memory", "longest batch", "oldest age"],
+                [
+                    "worked off in",
+                    "starts",
+                    "cpu, s a million",
+                    "memory",
+                    "longest batch",
+                    "oldest age",
+                ],
                 [
                     [
                         f"{self.seconds:.0f} s",
+                        f"{self.starts}",
                         f"{self.cpu_s * MILLION / max(1, self.counted):.1f}",
                         f"{self.memory_mib:,.0f} MiB",
                         f"{max(self.batches, default=0.0):.1f} s",
@@ -89,41 +101,65 @@ def measure(
         fill(home / "spool", spans)
         spark = ("--master", "local[2]", "--conf", f"spark.driver.memory={HEAP}")
         began = time.monotonic()
-        with sending(home / "spool", rate) as sent, pipeline_of(home, *spark, *options) as pipeline:
-            watch = _Watch(home / "checkpoint" / "progress.json", result)
-            while not watch.is_worked_off():
-                log = (home / "pipeline.log").read_text()
-                if pipeline.poll() is not None or time.monotonic() > began + patience_s:
-                    raise RuntimeError(f"not worked off: {result}\n{log}")
-                result.memory_mib = max(result.memory_mib, tree_rss_mib(pipeline.pid))
-                time.sleep(_POLL_S)
-            result.seconds = time.monotonic() - began
-            sent.stop()
-            result.live = sent.spans
-            store = StoreView(home / "metrics.db")
-            while (counted := store.counted()) < spans + result.live:
-                if pipeline.poll() is not None or time.monotonic() > began + patience_s:
-                    raise RuntimeError(f"{counted:,} of {spans + result.live:,} spans counted")
-                time.sleep(_POLL_S)
-            result.counted = counted
-            result.cpu_s = cpu_s(pipeline.pid) + tree_cpu_s(pipeline.pid)
+        watch = _Watch(home, result, began, began + patience_s)
+        with sending(home / "spool", rate) as sent:
+            is_done = False
+            while not is_done:
+                result.starts += 1
+                with pipeline_of(home, *spark, *options) as pipeline:
+                    is_done = watch.follow(pipeline, sent)
     return result
 
 
 class _Watch:
     """Reads the progress of a pipeline after each of its commits."""
 
-    def __init__(self, path: Path, result: Backlog) -> None:
-        self._path = path
+    def __init__(self, home: Path, result: Backlog, began: float, deadline: float) -> None:
+        self._progress = home / "checkpoint" / "progress.json"
+        self._log = home / "pipeline.log"
+        self._store = StoreView(home / "metrics.db")
         self._result = result
+        self._began = began
+        self._deadline = deadline
         self._last: dict[str, Any] = {}
         self._newest_at: float | None = None
         """When the newest data in the store was written."""
 
-    def is_worked_off(self) -> bool:
+    def follow(self, pipeline: subprocess.Popen[str], sent: Sending) -> bool:
+        """Until all spans are counted, of which none is sent any more once only live ones wait.
+
+        False if the process has ended before: then it has to be started again.
+        """
+        result = self._result
+        while not (sent.stopped or self._is_worked_off()):
+            if not self._runs(pipeline):
+                return False
+            result.memory_mib = max(result.memory_mib, tree_rss_mib(pipeline.pid))
+            time.sleep(_POLL_S)
+        if not sent.stopped:
+            result.seconds = time.monotonic() - self._began
+            sent.stop()
+            result.live = sent.spans
+        while (counted := self._store.counted()) < result.spans + result.live:
+            if not self._runs(pipeline):
+                return False
+            time.sleep(_POLL_S)
+        result.counted = counted
+        result.cpu_s = cpu_s(pipeline.pid) + tree_cpu_s(pipeline.pid)
+        return True
+
+    def _runs(self, pipeline: subprocess.Popen[str]) -> bool:
+        if time.monotonic() > self._deadline:
+            raise RuntimeError(f"not worked off: {self._result}\n{self._log.read_text()}")
+        if pipeline.poll() is not None:
+            say(f"the pipeline ended, and is started again:\n{self._log.read_text()[-2000:]}")
+            return False
+        return True
+
+    def _is_worked_off(self) -> bool:
         """Note a commit, if there was one; whether only live spans wait."""
         try:
-            progress = json.loads(self._path.read_text())
+            progress = json.loads(self._progress.read_text())
         except (OSError, ValueError):
             return False
         if not progress["batches"]:
@@ -159,6 +195,11 @@ class Sending:
             body = template.fresh(rng, time.time_ns())
             self._spool.submit(SPAN_SOURCE, decode_traces(body, PROTOBUF, limits).batch).result()
             self.spans += REQUEST_SPANS
+
+    @property
+    def stopped(self) -> bool:
+        """Whether no more are sent."""
+        return self._end.is_set()
 
     def stop(self) -> None:
         """Send no more."""

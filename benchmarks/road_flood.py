@@ -81,12 +81,12 @@ def measure(*, spans: int) -> Flood:
     return Flood(spans=spans, start_s=ready - began, seconds=ended - ready, cpu_s=spent)
 
 
-def fill(folder: Path, spans: int) -> None:
-    """Write so many spans to a spool, as the receiver does."""
+def fill(folder: Path, spans: int, number: int = 0) -> None:
+    """Write so many spans to a spool, as the receiver does; ids differ by ``number``."""
     with contextlib.closing(Spool(folder)) as spool:
         limits = Limits()
         waiting = []
-        for body in requests(spans, 0, time.time_ns()):
+        for body in requests(spans, number, time.time_ns()):
             decoded = decode_traces(body, PROTOBUF, limits)
             waiting.append(spool.submit(SPAN_SOURCE, decoded.batch))
             if len(waiting) == DISTINCT:

@@ -158,7 +158,9 @@ def run_case(session: Session, url: str, case: Case, *, batches: int) -> Turns:
             quarantine=work / "quarantine",
             spark=session.spark,
             # All groups are to be merged, though all their entities are new in one minute.
-            settings=PipelineSettings(max_batch_files=case.segments, max_new_entities=0),
+            settings=PipelineSettings(
+                max_batch_files=case.segments, max_new_entities=0, max_entities=0
+            ),
             on_batch=look,
         ) as pipeline,
     ):

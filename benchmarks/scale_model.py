@@ -18,6 +18,9 @@ from benchmarks.scale_cluster import DRIVER_JVM, DRIVER_PYTHON, EXECUTORS, POSTG
 
 RESULTS = Path(__file__).parent / "results" / "scale.json"
 CORES = (10, 100, 1_000)
+_UNKNOWN_FROM = 1_000
+"""From so many cores on, most of the work may be what the model has no constant for: the pieces of
+the shuffle."""
 MILLION = 1_000_000
 
 
@@ -93,14 +96,20 @@ def _model(model: Model) -> list[str]:
     rows = [
         [
             f"{cores:,}",
-            f"{model.events(cores) / MILLION:,.3g} million",
-            f"{model.merged(cores) / MILLION:,.3g} million",
+            _millions(model.events(cores))
+            + (", if they reach it: not known" if cores >= _UNKNOWN_FROM else ""),
+            _millions(model.merged(cores)),
             f"{model.servers(cores):,.0f}",
         ]
         for cores in CORES
     ]
     headers = ["executor cores", "events/s", "delta rows/s", "PostgreSQL, cores"]
     return _markdown(headers, rows)
+
+
+def _millions(count: float) -> str:
+    """A number in millions, with three digits that count: 13.6, 1,360."""
+    return f"{float(f'{count / MILLION:.3g}'):,.9g} million"
 
 
 def _markdown(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

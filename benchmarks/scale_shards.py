@@ -21,7 +21,7 @@ from batchmill.oal import MetricSet, load
 from batchmill.sources import Grain
 from batchmill.spark import PipelineSettings
 from batchmill.spark.batch.merge import CommitStep, PartCommit
-from batchmill.spark.batch.plan import Limits, Shipped, TaskPlan
+from batchmill.spark.batch.plan import Limits, PickledPlan, TaskPlan
 from batchmill.spark.batch.read_step import ReadStep
 from batchmill.spark.batch.report import TaskReport
 from batchmill.spark.batch.writer import aggregators_for
@@ -59,7 +59,7 @@ class Shards:
         self._urls = urls
         self.stores = [open_store(url) for url in urls]
         metrics: MetricSet = load(SIX)
-        settings = PipelineSettings(max_new_entities=0)
+        settings = PipelineSettings(max_new_entities=0, max_entities=0)
         self._claims = [
             store.claim(STREAM, "shards", fresh=True, committed=None) for store in self.stores
         ]
@@ -68,7 +68,7 @@ class Shards:
         self._plan = TaskPlan(
             metrics.catalog, aggregators_for(metrics, settings), None, settings, PARTS, layouts[0]
         )
-        self._shipped = Shipped(self._plan)
+        self._shipped = PickledPlan(self._plan)
 
     def run(self, number: int, paths: Sequence[str], quarantine: Path) -> None:
         """Read the segments, and commit the batch everywhere."""

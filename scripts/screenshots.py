@@ -3,9 +3,10 @@
     batchmill run --demo forever --home demo     # in another terminal, for 15 minutes
     python scripts/screenshots.py http://127.0.0.1:8080
 
-The demo's shop has an incident in its third and fourth minute, and then every quarter of an hour;
-the pictures follow it from the alert to the trace of a slow statement, by two clicks. Needs
-Playwright and Debian's Chromium, as the browser tests do.
+The demo's shop has an incident in its third and fourth minute, and then every quarter of an hour.
+The script waits for the next one: the overview is saved only if the service is red there. Pictures
+follow the incident from the alert to the trace of a slow statement, by two clicks. Needs Playwright
+and Debian's Chromium, as the browser tests do.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ import argparse
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 IMAGES = Path(__file__).parent.parent / "docs" / "img"
 
@@ -24,13 +29,24 @@ FLAGS = (
 
 
 def views(service: str, more: str) -> dict[str, str]:
-    """The pictures: name and address."""
+    """The pictures of pages that need no click: name and address."""
     return {
-        "overview": f"#/services?{more}",
         "service": f"#/service/{service}?{more}",
         "topology": f"#/topology?{more}",
         "explore": f"#/explore?metric=service_percentile_micros&label=p99&{more}",
     }
+
+
+def wait_until_red(page: Page, service: str, wait_s: float) -> None:
+    """Return once the overview grades the success rate of a service as bad; exit if it does not."""
+    from playwright.sync_api import TimeoutError as NotInTime
+
+    name = page.get_by_role("link", name=service, exact=True)
+    row = page.locator("table.services tbody tr", has=name)
+    try:
+        row.locator("td", has_text="Success").locator(".is-bad").wait_for(timeout=wait_s * 1000)
+    except NotInTime:
+        sys.exit(f"{service} is not red in the overview, and was not within {wait_s:g} seconds")
 
 
 def main() -> None:
@@ -39,6 +55,8 @@ def main() -> None:
     parser.add_argument("address", help="of the web UI, such as http://127.0.0.1:8080")
     parser.add_argument("--service", default="catalogue", help="the service that has pictures")
     parser.add_argument("--range", default="from=now-15m", help="the time range, as in an address")
+    parser.add_argument("--incident", default="from=now-5m", help="the range with the incident")
+    parser.add_argument("--wait", type=float, default=1200.0, help="seconds to wait for red")
     parser.add_argument("--into", type=Path, default=IMAGES, help="the folder to write to")
     given = parser.parse_args()
     program = shutil.which("chromium")
@@ -57,12 +75,15 @@ def main() -> None:
             path.write_bytes(page.screenshot())
             sys.stdout.write(f"{path}\n")
 
+        page.goto(f"{given.address}/#/services?{given.incident}")
+        wait_until_red(page, given.service, given.wait)
+        save("overview")
         for name, where in views(given.service, given.range).items():
             page.goto(f"{given.address}/{where}")
             page.locator("main[aria-busy]").wait_for(state="detached")
             page.locator("main table tbody tr").first.wait_for()
             save(name)
-        page.goto(f"{given.address}/#/alerts?{given.range}")
+        page.goto(f"{given.address}/#/alerts?{given.incident}")
         alert = page.locator("main table tbody tr", has_text="service_errors").first
         alert.wait_for()
         save("alerts")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from tests.kit.files import ROOT
 from tests.kit.servers.hadoop import hdfs, s3
@@ -39,12 +39,19 @@ __all__ = [
     "spark",
 ]
 
-# How long an example takes says nothing: the first one imports what it needs, and the machine may
-# be busy with other work.
-settings.register_profile(
-    "untimed", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("untimed")
+# Examples of a property test that names no number of its own: ``make test`` tries few, ``make
+# test-system`` runs the test again with many (``-m property``). How long an example takes says
+# nothing: the first one imports what it needs, and the machine may be busy with other work.
+EXAMPLES = {"few": 30, "many": 100}
+for profile, examples in EXAMPLES.items():
+    settings.register_profile(
+        profile,
+        settings.default,
+        max_examples=examples,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+settings.load_profile("few")
 
 
 # PySpark 4.1 leaves the socket of a result to the garbage collector, which warns as it closes it.
@@ -60,7 +67,9 @@ def has_oldest_pyspark() -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Allow what an old PySpark does and a newer one does not."""
+    """Choose the number of examples; allow what an old PySpark does and a newer one does not."""
+    if "property" in config.option.markexpr:
+        settings.load_profile("many")
     if has_oldest_pyspark():
         config.addinivalue_line("filterwarnings", UNCLOSED)
 
@@ -87,6 +96,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         fixtures = set(getattr(item, "fixturenames", ()))
         if item.path.is_relative_to(SYSTEM) or SERVERS & fixtures:
             item.add_marker("system")
+        if getattr(item, "cls", None) is None and is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker("property")
         if "spark" in fixtures and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SPARK_SECONDS))
         if slow := item.get_closest_marker("slow"):
@@ -99,6 +110,11 @@ def pytest_collection_finish() -> None:
     """Tests live to the end: the garbage collector need not look at them again and again."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Have all freed at the end of the process: DuckDB reports what is not."""
+    gc.unfreeze()
 
 
 # A test that is interrupted in a call of the JVM spoils the session for all tests after it.

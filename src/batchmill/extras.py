@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from batchmill.errors import MissingExtraError
+from batchmill.errors import BatchmillError, MissingExtraError
 
 
 def lazy_names(
@@ -41,6 +41,7 @@ def lazy_names(
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "aggregate": ("numpy", "pyarrow"),
+    "alerts": ("re2", "yaml"),
     "cli": ("rich",),
     "demo": (
         "opentelemetry.exporter.otlp.proto.grpc",
@@ -97,6 +98,17 @@ def require_extras(feature: str, *extras: str, also: Iterable[str] = ()) -> None
         absent = [extra for extra, packages in missing.items() if packages]
         packages = dict.fromkeys(package for extra in absent for package in missing[extra])
         raise MissingExtraError(feature, ",".join(absent), _why(list(packages)))
+
+
+def lacks_extra(check: Callable[[], object]) -> bool:
+    """Whether ``check`` raises :class:`MissingExtraError`; other errors are ignored here."""
+    try:
+        check()
+    except MissingExtraError:
+        return True
+    except BatchmillError:
+        return False
+    return False
 
 
 def _missing(packages: Iterable[str]) -> list[str]:

@@ -5,10 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
+
+_OWN = "batchmill-"
+"""How the names of folders begin that belong to one process."""
+STALE_S = 60.0
+"""Nobody writes a file for so long."""
 
 
 def write_whole(path: Path, data: bytes | str, *, durable: bool = False, mode: int = 0o600) -> None:
@@ -42,6 +49,36 @@ def create_whole(path: Path, data: bytes | str, *, mode: int = 0o600) -> bool:
     return True
 
 
+def remove_stale_temporaries(folder: Path) -> None:
+    """Remove what processes that were killed while they wrote have left in a folder."""
+    for path in folder.glob(".*.tmp"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > STALE_S:
+                path.unlink()
+
+
+def free_bytes(folder: str | Path) -> int | None:
+    """What is left on the disk of ``folder`` for this user; None where the system does not tell."""
+    try:
+        disk = os.statvfs(folder)
+    except (OSError, AttributeError):
+        return None
+    return disk.f_bavail * disk.f_frsize
+
+
+def copy_whole(source: Path, target: Path) -> None:
+    """Copy a file durably: ``target`` is there as a whole, or not at all."""
+    part = target.with_name(f".{target.name}.part")
+    try:
+        shutil.copyfile(source, part)
+        sync(part)
+        part.replace(target)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    sync(target.parent)
+
+
 def write_json(
     path: Path, content: Mapping[str, Any], *, durable: bool = False, mode: int = 0o600
 ) -> None:
@@ -72,7 +109,7 @@ def sync(path: Path | str) -> None:
 class FileLock:
     """An exclusive lock on a file, held by this process until :meth:`release` or its end.
 
-    The file stays: removing it could take away a lock that another process is about to take.
+    The file stays. Only who has locked it may remove it: see :func:`remove_free_locks`.
     """
 
     def __init__(self, handle: int) -> None:
@@ -81,12 +118,16 @@ class FileLock:
 
     @classmethod
     def take(cls, path: Path, *, mode: int = 0o600) -> FileLock | None:
-        """Lock ``path``, created if missing; None if it is locked, be it by this process."""
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
-        if try_lock(handle):
-            return cls(handle)
-        os.close(handle)
-        return None
+        """Lock ``path``, created if missing; None if it is locked, even by this process."""
+        while True:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+            if not try_lock(handle):
+                os.close(handle)
+                return None
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), path.stat()):
+                    return cls(handle)
+            os.close(handle)  # somebody has removed it meanwhile
 
     @staticmethod
     def is_taken(path: Path) -> bool:
@@ -122,6 +163,38 @@ def try_lock(handle: int, *, shared: bool = False) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def remove_free_locks(folder: Path, pattern: str) -> None:
+    """Remove the lock files of a folder that nobody holds."""
+    for path in folder.glob(pattern):
+        with contextlib.suppress(OSError):  # of another user
+            lock = FileLock.take(path)
+            if lock is not None:
+                with lock:
+                    path.unlink()
+
+
+def own_folder(parent: Path) -> Path:
+    """A new folder in ``parent`` for this process alone, until it ends, however it ends.
+
+    Those of processes that have ended are removed; what others have in ``parent`` is not touched.
+    """
+    parent.mkdir(0o700, parents=True, exist_ok=True)
+    for file in parent.glob(f"{_OWN}*.lock"):
+        lock = None
+        with contextlib.suppress(PermissionError):  # of another user
+            lock = FileLock.take(file)
+        if lock is not None:
+            with lock:
+                shutil.rmtree(file.with_suffix(""), ignore_errors=True)
+                file.unlink(missing_ok=True)
+    while True:
+        folder = parent / f"{_OWN}{uuid.uuid4().hex[:12]}"
+        # Another process that starts may think that this file was left behind, and remove it.
+        if FileLock.take(folder.with_suffix(".lock")) is not None:
+            folder.mkdir(0o700)
+            return folder  # the lock is held until this process ends
 
 
 def _write_temporary(path: Path, data: bytes | str, *, durable: bool, mode: int) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from batchmill.batcher import BatcherStats, snapshot_batchers
 from batchmill.flows import FlowStats, snapshot_flows
@@ -37,14 +37,18 @@ class ProcessStats:
     A thread's load is that since the previous call of :meth:`queues`.
     """
 
+    page_fault: ClassVar[str] = ""
+    """Why this process has no page for Prometheus, though it is to have one; empty: it has."""
+
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._collected_s: float | None = None
         self._times: dict[tuple[str, str], _ThreadTime] = {}
 
     def report(self) -> dict[str, Any]:
-        """What a status file says of the components: ``queues`` and ``levels``."""
-        return {"queues": self.queues(), "levels": self.levels()}
+        """What a status file says: ``queues`` and ``levels``; ``page_fault`` if there is one."""
+        fault = {"page_fault": self.page_fault} if self.page_fault else {}
+        return {"queues": self.queues(), "levels": self.levels(), **fault}
 
     def levels(self) -> list[dict[str, Any]]:
         """A JSON object for the thresholds of each queue, batcher or other depth, by name."""

@@ -56,11 +56,14 @@ class Kernel:
         }
         states: States = {}
         batch = self._batch(deltas, Layout(columns), epoch=0, number=0)
+        part: Any  # its columns are Arrow arrays here
         for part in batch.deltas:
-            lists = part.cells | {cell: part.cells[first] for cell, first in part.shared.items()}
+            lists = {cell: column.to_pylist() for cell, column in part.cells.items()}
+            lists |= {cell: lists[first] for cell, first in part.shared.items()}
+            rows = list(zip(part.buckets.to_pylist(), part.entities.to_pylist(), strict=True))
             for metric in self.metrics.by_source()[part.source]:
                 own = zip(*(lists[column] for column in columns[metric.name]), strict=True)
-                for bucket, entity, values in zip(part.buckets, part.entities, own, strict=True):
+                for (bucket, entity), values in zip(rows, own, strict=True):
                     key = (metric.name, part.grain, bucket, batch.entities[entity].id)
                     assert key not in states
                     states[key] = _decoded(metric.states, values)

@@ -24,6 +24,7 @@ from batchmill.aggregate.columns import Tallies
 from batchmill.oal import load
 from batchmill.sources import Grain, builtin_catalog, minute_bucket
 from batchmill.store import (
+    MAX_LABELS,
     Layout,
     decode_label_sums,
     decode_labels,
@@ -79,11 +80,38 @@ def test_sums_by_label_outgrow_64_bits(pairs: list[tuple[str, int]]) -> None:
     assert (decode_label_sums(text) if text else {}) == wanted
 
 
+@given(
+    groups=st.lists(st.lists(st.sampled_from("abcdefg"), max_size=20), min_size=1, max_size=4),
+    most=st.integers(1, 5),
+)
+def test_labels_that_are_too_many_become_one(groups: list[list[str]], most: int) -> None:
+    """The most frequent stay, ties by name; each group by itself, and the rest counts as ``g``."""
+    keys = pa.array([key for group in groups for key in group], pa.string())
+    codes = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+    ones = np.ones(len(codes), np.int64)
+    limited, moved = Tallies.summed(codes, len(groups), keys, (ones,)).limited(most, "g")
+    wanted, rest = [], 0
+    for group in groups:
+        counts = Counter(group)
+        labels = sorted(set(group) - {"g"}, key=lambda label: (-counts[label], label))
+        for label in labels[most:]:
+            rest += counts[label]
+            counts["g"] += counts.pop(label)
+        wanted.append(counts)
+    assert [decode_labels(text) if text else {} for text in texts(limited).to_pylist()] == wanted
+    assert moved == rest
+
+
 def contribute(rows: Sequence[Row], oal: str, book: EntityBook, source: str = "Endpoint") -> Any:
     """What rows contribute, the columns of the store named like their metrics."""
     aggregator = Aggregator(builtin_catalog().source(source), load(oal))
     layout = Layout({metric.name: (metric.name,) for metric in aggregator.plan.metrics})
     return contribution(aggregator.make(to_table(source, rows)).deltas, aggregator, layout, book)
+
+
+def lists(deltas: Any) -> dict[str, list[Any]]:
+    """The columns of states as lists."""
+    return {name: column.to_pylist() for name, column in deltas.cells.items()}
 
 
 def row(**fields: Any) -> Row:
@@ -98,6 +126,17 @@ def row(**fields: Any) -> Row:
     }
 
 
+def test_a_batch_brings_no_more_labels_than_a_cell_may_have() -> None:
+    """In every grain, and what is too many is counted."""
+    rows = [row(latency=n) for n in range(MAX_LABELS + 5)]
+    made = contribute(rows, "m = from(Endpoint.*).labelCount(latency);", EntityBook())
+    for part in made.deltas:
+        ((text,),) = (column.to_pylist() for column in part.cells.values())
+        labels = decode_labels(text)
+        assert (len(labels), labels["overflow"]) == (MAX_LABELS + 1, 5)
+    assert made.moved_labels == 5 * len(Grain)
+
+
 def test_combinations_of_roles_with_one_id_are_one_entity() -> None:
     """Names that are equal up to the limit, and layers of one kind: merged, with all layers."""
     book = EntityBook()
@@ -107,9 +146,8 @@ def test_combinations_of_roles_with_one_id_are_one_entity() -> None:
         for layer in ("GENERAL", "MESH")
     ]
     made = contribute(rows, "m = from(Endpoint.*).count();", book)
-    assert [(part.grain, part.entities, part.cells) for part in made.deltas] == [
-        (grain, [0], {"m": [4]}) for grain in Grain
-    ]
+    contents = [(part.grain, part.entities.to_pylist(), lists(part)) for part in made.deltas]
+    assert contents == [(grain, [0], {"m": [4]}) for grain in Grain]
     (entity,) = book.rows()
     assert entity.name == "x" * 150
     assert entity.layers == {"GENERAL", "MESH"}
@@ -147,25 +185,27 @@ def test_one_book_numbers_the_entities_of_several_sources() -> None:
     one = contribute([service], "m = from(Service.*).count();", book, "Service")
     other = contribute([relation], "n = from(ServiceRelation.*).count();", book, "ServiceRelation")
     again = contribute([service], "m = from(Service.*).count();", book, "Service")
-    assert [part.deltas[0].entities for part in (one, other, again)] == [[0], [1], [0]]
+    entities = [part.deltas[0].entities.to_pylist() for part in (one, other, again)]
+    assert entities == [[0], [1], [0]]
     assert [entity.kind for entity in book.rows()] == ["service", "service_relation"]
 
 
 def test_metrics_that_share_a_state_share_its_list() -> None:
-    """The store gets the list once, and the name of the other column."""
+    """The store gets the column once, and the name of the other one."""
     oal = "a = from(Endpoint.*).count(); b = from(Endpoint.*).cpm();"
     for part in contribute([row()], oal, EntityBook()).deltas:
-        assert part.cells == {"a": [1]}
+        assert lists(part) == {"a": [1]}
         assert part.shared == {"b": "a"}
 
 
 def test_a_minute_alone_is_its_hour_and_its_day() -> None:
-    """The lists of states are made once."""
+    """The columns of states are made once."""
     oal = "p = from(Endpoint.latency).percentile2(10);"
     minute, hour, day = contribute([row(), row(latency=25)], oal, EntityBook()).deltas
-    assert minute.cells == {"p": ["0,2"]}
+    assert lists(minute) == {"p": ["0,2"]}
     assert minute.cells["p"] is hour.cells["p"] is day.cells["p"]
-    assert (minute.buckets, hour.buckets, day.buckets) == ([202603011000], [2026030110], [20260301])
+    buckets = [part.buckets.to_pylist() for part in (minute, hour, day)]
+    assert buckets == [[202603011000], [2026030110], [20260301]]
 
 
 def test_sources_without_a_layer_have_a_fixed_one() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from batchmill.aggregate import (
     EntityBudget,
     EntityLimiter,
     Offender,
+    Overflow,
     contribution,
     worst,
 )
@@ -195,20 +198,49 @@ def test_parts_have_the_limit_together() -> None:
             assert sum(share.left("x") for share in shares) == max(0, limit - 1)
 
 
+def brought(count: int) -> Overflow:
+    """New endpoints that got their names."""
+    return Overflow(Counter(Endpoint=count), Counter(endpoint=count))
+
+
 def test_an_account_is_of_one_minute() -> None:
     """What was used counts until the minute is over."""
     account = EntityAccount(10)
-    account.add({"Endpoint": 4})
-    budget = account.budget(600.0)
-    assert budget is not None
-    assert budget.left("Endpoint") == 10
-    account.add({"Endpoint": 4})
-    budget = account.budget(659.9)
-    assert budget is not None
-    assert budget.left("Endpoint") == 6
-    budget = account.budget(660.0)
-    assert budget is not None
-    assert budget.left("Endpoint") == 10
+    account.add(brought(4))
+    lefts = []
+    for now in (600.0, 659.9, 660.0):
+        budget = account.budget(now)
+        assert budget is not None
+        lefts.append(budget.left("Endpoint"))
+        account.add(brought(4))
+    assert lefts == [10, 6, 10]
+
+
+def test_an_account_counts_what_the_store_has() -> None:
+    """Once a minute, and only if there was something new, or while there is no room."""
+    counts = iter([{"endpoint": 90}, {"endpoint": 98}, {"endpoint": 100}, {"endpoint": 50}])
+    account = EntityAccount(0, 100, lambda: next(counts))
+    rooms = []
+    for now, new in ((0, 6), (1, 0), (60, 0), (120, 0), (121, 2), (180, 0), (240, 0), (300, 0)):
+        budget = account.budget(now)
+        assert budget is not None
+        rooms.append(budget.room("endpoint"))
+        account.add(brought(new))
+    assert rooms == [10, 4, 2, 2, 2, 0, 50, 50]
+
+
+def test_a_full_store_takes_overflow_entities_only() -> None:
+    """They may be a tenth more; rows that go under them have a reason of their own."""
+    budget = EntityBudget(1_000, most=60, stored={"endpoint": 55})
+    after, limiter = limited(ENDPOINT, MANY, budget)
+    (overflow,) = endpoints("shop", ["overflow"])
+    assert after.count(overflow) == 45
+    assert limiter.overflow.counters() == {
+        ("overflow", "Endpoint", "too many entities in the store"): 45
+    }
+    budget = EntityBudget(1_000, most=60, stored={"endpoint": 66})
+    after, _ = limited(ENDPOINT, MANY, budget)
+    assert set(after) == {named(ENDPOINT, service="overflow", name="overflow")}
 
 
 def test_an_account_without_a_limit_gives_no_budget() -> None:
@@ -226,10 +258,10 @@ def test_a_book_merges_what_is_over_the_limit() -> None:
     deltas = aggregator.make(to_table("Endpoint", rows)).deltas
     made = contribution(deltas, aggregator, Layout({"m": ("m",)}), book)
     assert made.rows == 50
-    minutes = made.deltas[0]
-    (cells,) = minutes.cells.values()
+    minutes: Any = made.deltas[0]
+    (cells,) = (column.to_pylist() for column in minutes.cells.values())
     assert sum(cells) == 50
-    names = [book.rows()[number].name for number in minutes.entities]
+    names = [book.rows()[number].name for number in minutes.entities.to_pylist()]
     assert cells[names.index("overflow")] == 41
     assert len(names) == 10
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from batchmill.alerts import AlertEngine, AlertSettings, Receiver, Rule, load_rules
 from batchmill.sources import Grain
-from batchmill.store import Store
+from batchmill.store import ClockReading, Store
 from tests.web.kit import START_S, Call, CallWriter, bucket_of
 
 QUICK: dict[str, Any] = {
@@ -34,6 +34,8 @@ class Shop:
         self.store = store
         self.now_s = float(START_S)
         self.writer = CallWriter(store, stream)
+        self.steady_s: float | None = None
+        """By a clock that nobody can set. If it is given, commits have this time and ``now_s``."""
 
     def clock(self) -> float:
         """The time."""
@@ -47,7 +49,8 @@ class Shop:
             for service, (good, bad) in services.items()
             for ok in [*[True] * good, *[False] * bad]
         ]
-        self.writer.write(calls)
+        reading = None if self.steady_s is None else ClockReading(self.now_s, self.steady_s)
+        self.writer.write(calls, clock=reading)
 
     def over(self, number: int, seconds: float = 20.0) -> None:
         """Let it be so many seconds after a minute."""

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from batchmill.alerts import AlertEngine
 from batchmill.sources import endpoint_id, service_id
-from batchmill.store import AlertPhase
+from batchmill.store import AlertPhase, open_store
 from tests.alerts.kit import ERRORS, Shop, bucket, ends, firing, rules_of
 from tests.kit.stores import Backend, downgrade
+from tests.web.entities_kit import write_shop
 from tests.web.kit import START_S, Call
 
 BAD, GOOD = (8, 2), (10, 0)
@@ -192,6 +194,23 @@ def test_entities_are_included_and_excluded(sqlite: Shop, tmp_path: Path) -> Non
         assert ids["c"] == endpoint_id(WEB, "GET /")
 
 
+def test_an_event_type_of_a_users_own(tmp_path: Path) -> None:
+    """A rule on one of its metrics fires for the entity that matches, and for no other."""
+    text = """
+    rule = [{name = "cheap", expression = "ticket_cents", comparison = "< 1000"}]
+    """
+    url = f"sqlite:///{tmp_path}/store.db"
+    write_shop(url, START_S, minutes=2)  # tickets cost 1200 in Berlin, 800 in Paris
+    with open_store(url) as store:
+        shop = Shop(store)
+        shop.over(0)
+        with shop.engine(rules_of(tmp_path, text)) as engine:
+            assert engine.evaluate() == 1
+            assert firing(engine) == [("cheap", "Paris")]
+            [alert] = engine.firing()
+    assert (alert.entity_id, alert.value) == (service_id("Paris", True), 800)
+
+
 def test_percentiles_and_several_metrics(sqlite: Shop, tmp_path: Path) -> None:
     """Labelled metrics, and expressions over two metrics of one source."""
     text = """
@@ -367,6 +386,79 @@ def test_old_episodes_are_forgotten(sqlite: Shop, tmp_path: Path) -> None:
         sqlite.over(2000)
         engine.evaluate()
         assert sqlite.store.alert_episodes(0, 2**40) == []
+
+
+DAYS = 40 * 1440
+"""Forty days, in minutes."""
+FALLING_SILENT = """
+[[rule]]
+name = "errors"
+expression = "service_sla / 100"
+comparison = "< 95"
+no_data = "firing"
+"""
+
+
+def _pass_minutes(shop: Shop, engine: AlertEngine, first: int, **services: tuple[int, int]) -> None:
+    """Write three minutes as they pass, and evaluate those that are closed."""
+    shop.steady_s = shop.steady_s or 0.0
+    for number in range(first, first + 3):
+        shop.over(number - 1)
+        shop.minute(number, **services)
+        engine.evaluate()
+        shop.steady_s += 60
+
+
+@pytest.mark.parametrize(
+    ("text", "restart"), [(ERRORS, False), (FALLING_SILENT, True)], ids=["running", "restarted"]
+)
+def test_a_clock_that_was_ahead_silences_no_rule(
+    sqlite: Shop, tmp_path: Path, text: str, restart: bool
+) -> None:
+    """Alerts fire and are resolved at the right time again, each once, and history stays."""
+    rules, url = rules_of(tmp_path, text), "http://127.0.0.1:1/hook"
+    engine = sqlite.engine(rules, [url])
+    _pass_minutes(sqlite, engine, 0, web=BAD, cart=GOOD)
+    _pass_minutes(sqlite, engine, 3, web=GOOD, cart=GOOD)
+    past = sqlite.store.alert_episodes(0, 2**40)
+    assert [(past[0].starts_s, past[0].ends_s)] == [(ends(0), ends(3))]
+    _pass_minutes(sqlite, engine, DAYS, web=GOOD, cart=BAD)
+    assert engine.stats().minute == bucket(DAYS + 1)
+    assert firing(engine) == [("errors", "cart")]
+    if restart:
+        engine.close()
+        engine = sqlite.engine(rules, [url])
+    _pass_minutes(sqlite, engine, 6, web=BAD, cart=BAD)
+    assert engine.stats().minute == bucket(7)
+    assert engine.stats().future_positions == 1
+    assert firing(engine) == [("errors", "cart"), ("errors", "web")]
+    _pass_minutes(sqlite, engine, 9, web=GOOD, cart=GOOD)
+    assert firing(engine) == []
+    for entity in ("web", "cart"):
+        contents = [one.content for one in sqlite.store.notifications(url)]
+        of_it = [content["status"] for content in contents if content["labels"]["entity"] == entity]
+        assert of_it == ["firing", "resolved"] * 2
+    episodes = sqlite.store.alert_episodes(0, 2**40)
+    assert past[0] in episodes
+    assert all(episode.ends_s is not None for episode in episodes)
+    engine.close()
+
+
+def test_a_clock_that_was_behind_repeats_nothing(sqlite: Shop, tmp_path: Path) -> None:
+    """While it is behind, its minutes are evaluated; then those that came before are not again."""
+    rules, url = rules_of(tmp_path), "http://127.0.0.1:1/hook"
+    with sqlite.engine(rules, [url]) as engine:
+        _pass_minutes(sqlite, engine, 0, web=BAD)
+        _pass_minutes(sqlite, engine, 3, web=GOOD)
+        assert engine.stats().queued == 2
+        _pass_minutes(sqlite, engine, -DAYS, web=BAD)
+        assert firing(engine) == [("errors", "web")]
+        assert engine.stats().queued == 3
+        _pass_minutes(sqlite, engine, 6, web=GOOD)
+        assert engine.stats().minute == bucket(7)
+        assert engine.stats().queued == 4
+        assert (engine.stats().future_positions, engine.stats().minutes_skipped) == (1, 0)
+        assert len(sqlite.store.alert_episodes(0, 2**40)) == 2
 
 
 def test_a_store_of_the_schema_before_gets_the_tables(backend: Backend, tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def test_every_field_of_a_rule(tmp_path: Path) -> None:
         "severity": "critical",
         "entity": "web",
         "entity_id": "d2Vi.1",
+        "entity_name": "web",
     }
     assert rule.message_for("web", "700") == "web takes 700 ms"
     assert rule.scope.applies(("web",))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -57,6 +58,15 @@ def test_the_model_adds_up() -> None:
     assert model.events(10) == 5_000_000
     assert model.merged(10) == 500_000
     assert model.servers(10) == 2.0
+
+
+def test_large_numbers_are_written_out() -> None:
+    """With three digits that count, and without an exponent; what nobody knows is said."""
+    results = json.loads(scale_model.RESULTS.read_text("utf-8"))
+    lines = "\n".join(scale_model.tables(results)[-1])
+    assert not re.search(r"\de\+", lines)
+    assert re.search(r"\| 100 \| \d+ million \|", lines)
+    assert re.search(r"\| 1,000 \| \d,\d{3} million, if they reach it: not known \|", lines)
 
 
 def test_the_page_has_the_tables_of_the_results() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from batchmill.alerts import DEMO_RULES
 from batchmill.cli import main
+from batchmill.oal import load
 from batchmill.store import open_store
 from tests.alerts.kit import ERRORS, Shop, rules_of
 
@@ -54,6 +55,55 @@ def test_check_prints_what_is_wrong(
     error = capsys.readouterr().err
     assert said in error
     assert str(path) in error
+
+
+OWN = """p2 = from(Service.latency).percentile2(10);
+old = from(Service.latency).percentile(10);
+steps = from(Service.latency).histogram(100, 30);
+few = from(Service.latency).histogram(100, 2);
+codes = from(Service.*).labelCount(httpResponseStatusCode);
+plain = from(Service.latency).longAvg();
+"""
+
+
+@pytest.mark.parametrize(
+    ("selected", "said"),
+    [
+        ("p2{p='98'}", "p2 has no label p='98': it has p='50', '75', '90', '95', '99'"),
+        ("p2{p='50,100,98'}", "p2 has no labels p='100', '98': it has p='50', "),
+        ("p2{p!='9'}", "p2 has no label p='9': it has p='50', "),
+        ("p2{rank='99'}", "p2 has no label rank='99': it has p='50', "),
+        ("plain{p='99'}", "plain has no labels: it is longAvg()"),
+        ("old{p='99'}", "old has no label p='99': it has p='0', '1', '2', '3', '4'"),
+        ("few{le='150'}", "few has no label le='150': it has le='0', '100', '200'"),
+        ("steps{le='-1'}", "steps has no label le='-1': it has le='0', '100', '200', …, '3000'"),
+        ("codes{code='500'}", "codes has no label code='500': it has n='…', the values of the"),
+        ("p2{p='50,99'}", None),
+        ("p2{_='0,4'}", None),
+        ("old{_='4'}", None),
+        ("steps{le='3000'}", None),
+        ("codes{n='500'}", None),
+        ("codes{n!='200'}", None),
+    ],
+)
+def test_check_prints_which_labels_a_metric_has(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    selected: str,
+    said: str | None,
+) -> None:
+    """Of scripts and of a store: a rule that selects others never fires."""
+    (tmp_path / "own.oal").write_text(OWN)
+    rules = tmp_path / "alerts.toml"
+    rules.write_text(f'''rule = [{{name="r", expression="{selected}", comparison="> 5"}}]''')
+    url = f"sqlite:///{tmp_path}/store.db"
+    with open_store(url) as store:
+        store.register(load(tmp_path / "own.oal"), stream="live")
+    for where in (f"--oal={tmp_path / 'own.oal'}", f"--store={url}"):
+        assert alerts(monkeypatch, "check", str(rules), where) == (2 if said else 0)
+        shown = capsys.readouterr()
+        assert (said or "1 rule") in (shown.err if said else shown.out)
 
 
 def test_check_says_what_of_skywalking_is_not_read(

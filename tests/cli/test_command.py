@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import batchmill
+import batchmill.extras
 from batchmill.cli import main
 from batchmill.extras import EXTRAS
 from tests.kit.threads import PATIENCE_S
@@ -48,20 +48,40 @@ def test_missing_rich_is_named() -> None:
     assert "Traceback" not in done.stderr
 
 
-WITHOUT_TWO = """
-import sys
-sys.modules["rich"] = sys.modules["psycopg"] = None
-sys.argv = ["batchmill", "query", "calls", "--store", "postgresql://nobody@127.0.0.1:1/none"]
-from batchmill.cli import main
-sys.exit(main())
-"""
+POSTGRES = "postgresql://nobody@127.0.0.1:1/none"
 
 
-def test_missing_extras_are_named_at_once() -> None:
+@pytest.mark.parametrize(
+    ("words", "packages", "extras"),
+    [
+        (f"query calls --store {POSTGRES}", "rich psycopg", "cli,postgres"),
+        (f"web --store {POSTGRES}", "starlette psycopg", "web,postgres"),
+        (
+            f"export --to remote+http://one/write --store {POSTGRES}",
+            "pyarrow psycopg",
+            "postgres,export",
+        ),
+        (f"alerts run --rules RULES --store {POSTGRES}", "yaml psycopg", "postgres,alerts"),
+        ("ingest --to kafka://one:9092/spans", "h2 confluent_kafka", "otlp,kafka"),
+        ("demo", "opentelemetry.sdk requests", "demo"),
+    ],
+)
+def test_missing_extras_are_named_at_once(
+    words: str,
+    packages: str,
+    extras: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Not the second one after the first was installed."""
-    done = python("-c", WITHOUT_TWO)
-    assert done.returncode == 1
-    assert "pip install 'batchmill[cli,postgres]'" in done.stderr
+    rules = tmp_path / "rules.yml"
+    rules.write_text("rule: []")
+    absent = packages.split()
+    monkeypatch.setattr(batchmill.extras, "_is_installed", lambda package: package not in absent)
+    monkeypatch.setattr(sys, "argv", ["batchmill", *words.replace("RULES", str(rules)).split()])
+    assert main() == 1
+    assert f"pip install 'batchmill[{extras}]'" in capsys.readouterr().err
 
 
 def test_packages_of_the_extras_are_those_of_the_project() -> None:

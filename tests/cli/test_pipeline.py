@@ -29,6 +29,7 @@ from batchmill.cli.pipeline import (
 )
 from batchmill.run import Home, load_settings, pipeline_spec
 from batchmill.spark import BatchReport
+from batchmill.store import open_store
 from tests.kit.jvm import java_missing, jvm_options
 from tests.kit.pipelines import (
     SMALL,
@@ -174,6 +175,26 @@ def test_a_backfill_says_what_became_of_its_segments(
     assert capsys.readouterr().out.splitlines()[-1].startswith("nothing to add: the folder has no")
 
 
+def test_a_backfill_adds_to_the_run_of_the_settings_file(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Store and checkpoint are those of its home; what it keeps for 30 days is not expired."""
+    home = Home(tmp_path / "shop")
+    home.prepare()
+    with open_store(sqlite(home.folder)):
+        pass  # as a run has made it
+    later = endpoint_events(60, start=datetime(2020, 1, 20, tzinfo=UTC))
+    write_segment(tmp_path / "old", "Endpoint", ROWS + later)
+    (tmp_path / "batchmill.toml").write_text('home = "shop"\nttl_days = 30')
+    (tmp_path / "metrics.oal").write_text(SMALL)
+    monkeypatch.chdir(tmp_path)
+    here = {path.name for path in tmp_path.iterdir()}
+    assert batchmill(monkeypatch, "backfill", "old", "--oal=metrics.oal", "--master=local[2]") == 0
+    assert differences(stored(home.store_url), expected_of(ROWS + later)) == []
+    assert len([*home.checkpoint.glob("backfill-*")]) == 1
+    assert {path.name for path in tmp_path.iterdir()} == here
+
+
 def test_an_error_of_spark_is_one_line(
     spark: SparkSession,
     tmp_path: Path,
@@ -278,9 +299,16 @@ def wait_for_log(log: Path, text: str, times: int = 1) -> None:
 def test_a_pipeline_process_ends_with_sigterm(tmp_path: Path) -> None:
     """As a service manager does it: the batch is finished, the exit code is 0, Spark is gone."""
     segments(tmp_path / "spool")
+    left = tmp_path / "its files" / "batchmill-left"
+    left.mkdir(parents=True)
+    left.with_suffix(".lock").write_text("")
     command = arguments(tmp_path, "pipeline", "--conf=spark.driver.memory=512m")
+    command.append(f"--temporary={left.parent}")
     with process(tmp_path, "-m", "batchmill", *command) as life:
         life.must_hear("batch 0: .*")
+        # Those of Spark and of its JVM, but for what a killed process has left.
+        assert not left.exists()
+        assert [*left.parent.glob("batchmill-*/blockmgr-*")]
         os.kill(life.pid, signal.SIGTERM)
         life.end()
         assert life.lines[-1] == "ended; the next run continues from here"
@@ -329,13 +357,15 @@ def parsed(*command: str) -> dict[str, Any]:
 def test_the_limit_of_new_entities_reaches_the_pipeline(tmp_path: Path) -> None:
     """Both settings are options of the pipeline's command, which it turns into its own."""
     pytest.importorskip("pyspark")
-    settings = load_settings({"max_new_entities": "7", "keep_names": True}, environ={})
+    limits = {"max_new_entities": "7", "max_entities": "70"}
+    settings = load_settings({**limits, "keep_names": True}, environ={})
     spec = pipeline_spec(settings, Home(tmp_path))
     parser = argparse.ArgumentParser()
     add_pipeline_options(parser)
     given, _ = parser.parse_known_args(spec.arguments)
     made = pipeline_arguments(given)["settings"]
-    assert (made.max_new_entities, made.normalise_names) == (7, False)
+    assert (made.max_new_entities, made.max_entities, made.normalise_names) == (7, 70, False)
     given = parser.parse_args([])
     made = pipeline_arguments(given)["settings"]
-    assert (made.max_new_entities, made.normalise_names) == (5_000, True)
+    assert (made.max_new_entities, made.max_entities) == (5_000, 1_000_000)
+    assert made.normalise_names

@@ -10,14 +10,24 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from batchmill.cli.query import add_parser, run
-from batchmill.cli.query_view import blocks
+from batchmill.cli.query_view import Unit, blocks
+from batchmill.oal import load
 from batchmill.run import Home
 from batchmill.sources import Grain, service_id
-from batchmill.store import Deltas, EntityRow, StatementRow, TopNRow, open_store
+from batchmill.store import (
+    Deltas,
+    EntityRow,
+    StatementRow,
+    StoredMetric,
+    TopNRow,
+    minute_of,
+    open_store,
+)
 from tests.kit.stores import MINUTE, Measurement, Writer, entity_row
 from tests.kit.threads import PATIENCE_S
 
@@ -134,8 +144,7 @@ def test_json_is_one_object_a_line(url: str, capsys: pytest.CaptureFixture[str])
             "entity_name": "/cart[x]",
             "layers": ["GENERAL", "MESH"],
             "value": 5,
-            "entity": "id-/cart[x]",  # the names that these had at first
-            "name": "/cart[x]",
+            "complete": True,
         }
     ]
 
@@ -179,6 +188,19 @@ def test_hours_and_days_can_be_selected(url: str, capsys: pytest.CaptureFixture[
     assert [row["value"] for row in rows(capsys)] == [60, 10]
 
 
+def test_a_rate_is_divided_by_the_minutes_with_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ten calls in each of twelve minutes are ten a minute: of an hour and of a day, too."""
+    url = f"sqlite:///{tmp_path}/rates.db"
+    calls = [Measurement(1, minute=MINUTE + 30 + at) for at in range(12) for _ in range(10)]
+    with open_store(url) as store:
+        Writer(store, script="cpm = from(Endpoint.*).cpm();").write(*calls)
+    for grain, count in (("minute", 12), ("hour", 1), ("day", 1)):
+        assert query("cpm", "--store", url, "--json", "--grain", grain) == 0
+        assert [row["value"] for row in rows(capsys)] == [10] * count
+
+
 def test_a_chart_is_a_line_for_each_entity(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Name, blocks, and the figures; below it from when to when."""
     assert query("slowest", "--store", url, "--chart", "--from", "-1h") == 0
@@ -194,6 +216,32 @@ def test_a_chart_has_a_line_for_each_label(url: str, capsys: pytest.CaptureFixtu
     """A labelled metric's labels are drawn one below the other."""
     assert query("percentile", "--store", url, "--chart", "--entity", "one") == 0
     assert len(capsys.readouterr().out.splitlines()) == 7
+
+
+def test_a_bucket_that_is_filling_is_marked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is not on the scale of the chart, nor the last value; one that is alone is."""
+    now_s = time.time()
+    minute, before = (minute_of(now_s - 60 * ago) for ago in (0, 5))
+    url = f"sqlite:///{tmp_path}/store.db"
+    with open_store(url) as store:
+        writer = Writer(store)
+        writer.write(*(Measurement(1, minute=minute, entity=name) for name in ("a", "a", "new")))
+        writer.write(Measurement(1, minute=before, entity="a"))
+    assert query("calls", "--store", url, "--chart") == 0
+    old, new, _, span = capsys.readouterr().out.splitlines()
+    assert old == "a   █    ░ min 1 max 1 last 1"
+    assert new == "new      ░ min 1 max 1 last 1"
+    assert span.endswith("▁ is 0, █ is 1, ░ is still filling")
+    assert query("calls", "--store", url, "--chart", "--from", str(minute)) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "a   ░ min 2 max 2 last 2"
+    assert query("calls", "--store", url, "--entity", "a") == 0
+    heading, *lines = [line.split()[3:] for line in capsys.readouterr().out.splitlines()]
+    assert (heading, lines) == (["filling"], [["1"], ["2", "░"]])
+    for limit in ([], ["--limit", "2"]):
+        assert query("calls", "--store", url, "--entity", "a", "--json", *limit) == 0
+        assert [row["complete"] for row in rows(capsys)] == [True, False]
 
 
 def test_blocks_fit_into_the_width() -> None:
@@ -318,6 +366,35 @@ def test_a_table_has_the_unit_of_what_was_measured(
     heading, row = capsys.readouterr().out.splitlines()
     assert heading.endswith("value (ms)")
     assert row.endswith(" 7")
+
+
+@pytest.mark.parametrize(
+    ("measured", "unit"),
+    [
+        ("EndpointRelation.rpcLatency).longAvg()", "ms"),
+        ("MQAccess.transmissionLatency).max()", "ms"),
+        ("GenAIModelAccess.timeToFirstToken).filter(timeToFirstToken > 0).longAvg()", "ms"),
+        ('(str->long)Service.tag["http.code"]).longAvg()', ""),
+        ('(str->long)Service.tag["duration_ms"]).longAvg()', "ms"),
+        ("Service.latencyMicros).percentileLog()", "µs"),
+        ("ServiceInstanceJVMGC.time).filter(phase == GCPhase.NEW).sum()", "ms"),
+        ("ServiceInstanceJVMMemory.used).filter(heapStatus == true).longAvg()", "bytes"),
+        ("ServiceInstanceJVMCPU.usePercent).doubleAvg()", "%"),
+        ("ServiceInstanceJVMThread.liveCount).longAvg()", ""),
+        ("Service.*).cpm()", "per min"),
+        ("Service.*).percent(status == true)", "%"),
+        ("Service.latency).apdex(name, status)", ""),
+        ("Service.*).count()", ""),
+    ],
+)
+def test_every_metric_that_has_a_unit_is_shown_with_it(measured: str, unit: str) -> None:
+    """By its function, or by what it measures; the web UI asks the same function."""
+    [metric] = load(f"m = from({measured};")
+    stored = StoredMetric(
+        *("m", 1, metric.source, metric.definition, metric.function, None),
+        *((), None, True, False, mock.ANY),
+    )
+    assert Unit.of(stored).name == unit
 
 
 def test_a_chart_names_both_ends_of_a_relation(

@@ -80,12 +80,26 @@ def test_the_store_is_that_of_the_run(served: Life) -> None:
     """One that is there, and empty."""
     code, report = ask(served, "/api/v1/status")
     assert code == 200
-    assert (report["store"]["ok"], report["newest_minute"]) == (True, None)
+    assert (report["store"]["ok"], report["newest_minute_s"]) == (True, None)
 
 
 def test_the_token_is_that_of_the_environment(served: Life) -> None:
     """Without it no data is given."""
     assert ask(served, "/api/v1/pipeline", token=None)[0] == 401
+
+
+@pytest.mark.system
+def test_a_database_that_cannot_be_reached_is_given_up(tmp_path: Path) -> None:
+    """A request is answered before its client gives up, though the host says nothing."""
+    pytest.importorskip("psycopg")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        store = f"--store=postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/none"
+        command = [sys.executable, "-m", "batchmill", "web", store, "--port=0"]
+        with Life(command, tmp_path / "errors", {**os.environ}) as life:
+            life.must_hear(r"serving http://127\.0\.0\.1:\d+; .*")
+            code, answer = ask(life, "/api/v1/services", token=None)
+    assert code == 503
+    assert "Check that the database runs" in answer["error"]
 
 
 def test_it_tells_where_it_is(home: Home, served: Life) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from batchmill.demo import INSTANCES, Step, plan
+from batchmill.spans import KnownHosts, compact, link
+from batchmill.spool import SPAN_COLUMNS, SpanBatch, span_table
 from tests.oracle.spans import SpanEvents, spans_to_events
 from tests.oracle.topn import expected_topn
 
@@ -93,6 +95,14 @@ def test_relations_show_the_map_of_the_shop(seen: SpanEvents) -> None:
         ("shipping", "parcels-db.shop:3306"),
         ("gateway", "redis.shop:6379"),
     } <= pairs
+
+
+def test_servers_outside_are_on_the_map_at_once(spans: Rows) -> None:
+    """The bank and the mail relay send no spans, and a demo is over before a call has waited."""
+    segment = span_table(SpanBatch({name: [row[name] for row in spans] for name in SPAN_COLUMNS}))
+    relations = link(compact(segment), None, 1, hosts=KnownHosts()).relations.to_pylist()
+    pairs = {(row["sourceService"], row["destService"]) for row in relations}
+    assert {("payment", "bank.example:443"), ("mail", "relay.example:443")} <= pairs
 
 
 def test_slow_statements_have_records(spans: Rows) -> None:

@@ -20,6 +20,7 @@ import yaml
 
 from batchmill import __version__, cli
 from batchmill.export import check_address
+from batchmill.export.prometheus.exemplars import exemplar_of
 from batchmill.kafka import KafkaAddress
 from batchmill.run import (
     EXPORT_HEADERS_VARIABLE,
@@ -349,6 +350,23 @@ def test_files_that_compose_mounts_are_there() -> None:
             source = volume.partition(":")[0]
             if source.startswith("./"):
                 assert (kit.DEPLOY / source).exists(), f"{where}: {source}"
+
+
+def test_exemplars_in_grafana_lead_to_traces_of_the_web_server() -> None:
+    """Prometheus keeps them, their label is the one that we write, and its destination exists."""
+    folder = kit.DEPLOY / "grafana/provisioning/datasources"
+    [listed] = [yaml.safe_load(path.read_text("utf-8")) for path in folder.iterdir()]
+    sources = {source["uid"]: source for source in listed["datasources"]}
+    [destination] = sources["prometheus"]["jsonData"]["exemplarTraceIdDestinations"]
+    jaeger = sources[destination["datasourceUid"]]
+    assert (jaeger["type"], jaeger["url"]) == ("jaeger", sources["batchmill"]["url"])
+    assert jaeger["secureJsonData"] == sources["batchmill"]["secureJsonData"]
+    exemplar = exemplar_of("4bf92f", "00f0", 1.0, 0.0)
+    assert exemplar is not None
+    assert destination["name"] in exemplar.labels
+    services = yaml.safe_load((kit.DEPLOY / "compose.yaml").read_text("utf-8"))["services"]
+    assert "--enable-feature=exemplar-storage" in services["prometheus"]["command"]
+    assert any(word.startswith("--traces=") for word in services["export"]["command"])
 
 
 # What the image's own files do.

@@ -22,7 +22,7 @@ from batchmill.pressure import ThresholdStats
 from batchmill.spool import SinkStats, SpoolStats
 from batchmill.store import OutboxDepth
 from batchmill.telemetry import Distribution, RegistryStats
-from batchmill.workers import EmbeddedStats
+from batchmill.workers import CommitStats, EmbeddedStats
 from tests.docs.kit import DOCS
 
 PAGE = DOCS / "counters.md"
@@ -43,6 +43,7 @@ STATS: dict[type, str] = {
     KafkaStats: "`KafkaSink.stats()`",
     ClientStats: "`Client.stats()`",
     EmbeddedStats: "`Embedded.stats()`",
+    CommitStats: "`Committer.counts`",
     ExporterStats: "`Exporter.stats()`",
     OutboxDepth: "`ExporterStats.waiting`",
     RemoteWriteStats: "`RemoteWriter.stats()`",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -18,17 +19,18 @@ from tests.docs.kit import DOCS, PAGES, blocks
 from tests.docs.reader import Reader, commands, misunderstood
 from tests.kit.events import temporary_sources
 from tests.kit.files import ROOT
+from tests.kit.traces.segments import HOUR, kept, made_span
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ReaderOf: TypeAlias = Callable[[Path], Reader]
 
-QUICK_START, PIPELINE, NOTEBOOK = (
-    DOCS / f"{name}.md" for name in ("index", "pipeline", "notebook")
+QUICK_START, PIPELINE, NOTEBOOK, TRACES = (
+    DOCS / f"{name}.md" for name in ("index", "pipeline", "notebook", "traces")
 )
 """Their blocks run pipelines, all on the Spark session that the tests share."""
-PLAIN = [page for page in PAGES if page not in (QUICK_START, PIPELINE, NOTEBOOK)]
+PLAIN = [page for page in PAGES if page not in (QUICK_START, PIPELINE, NOTEBOOK, TRACES)]
 
 WRONG = {
     "a language that nobody runs": "```ruby\nputs 1\n```",
@@ -42,6 +44,8 @@ WRONG = {
     "a metric that is wrong": "```oal\na = from(Endpoint.*).cmp();\n```",
     "JSON that is none": "```json\n{'a': 1}\n```",
     "YAML that is none": "```yaml\na: [1\n```",
+    "a query that is none": "```sql\nselect 1 +;\n```",
+    "a query of nothing": "```sql\nselect 1 where false;\n```",
     "a property that is none": "```properties\nsecurity.protocol SSL\n```",
     "code in a drawing": "```text\npip install batchmill\n```",
     "a note that says nothing": "<!-- never run: why -->\n```python\n1 / 0\n```",
@@ -94,6 +98,31 @@ def test_the_blocks_of_the_pipeline_run(spark: SparkSession, reader: ReaderOf) -
 def test_the_blocks_of_the_notebook_run(spark: SparkSession, reader: ReaderOf) -> None:
     """A reader can copy its cells, from top to bottom."""
     reader(NOTEBOOK).read()
+
+
+def test_the_blocks_of_traces_run(spark: SparkSession, reader: ReaderOf, tmp_path: Path) -> None:
+    """DuckDB, Spark and pandas read the folder of a run, as the page says."""
+    start_ms = (datetime(2026, 11, 17, 19, tzinfo=UTC).timestamp() - HOUR) * 1000
+
+    def keep() -> None:
+        old = made_span(1, 1, at_ms=start_ms - 3_600_000, http__route="/cart")
+        rows = [old, made_span(2, 1, at_ms=start_ms, service="db")]
+        for trace, status in enumerate(("OK", "UNSET", "ERROR"), start=3):
+            took_ms = 800 if status == "ERROR" else 10
+            rows.append(
+                made_span(
+                    *(trace, 1),
+                    at_ms=start_ms,
+                    took_ms=took_ms,
+                    status=status,
+                    http__route="/orders",
+                )
+            )
+        kept(tmp_path / "batchmill-data", rows, now=HOUR + start_ms / 1000)
+
+    page = reader(TRACES)
+    page.steps["spans are kept"] = keep
+    page.read()
 
 
 def test_the_quick_start_runs(

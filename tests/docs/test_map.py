@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -29,3 +30,29 @@ def test_every_package_is_on_the_map() -> None:
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     listed = set(re.findall(r"^\| `(\w+)` \|", MAP.read_text("utf-8"), re.MULTILINE))
     assert packages <= listed
+
+
+def test_every_module_that_starts_threads_is_on_the_map() -> None:
+    """In the table of threads, whose names begin with ``batchmill-``."""
+    starting, unnamed = set(), []
+    for path in PACKAGE.rglob("*.py"):
+        module = path.relative_to(PACKAGE).as_posix()
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in STARTERS:
+                starting.add(module)
+                arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+                if arguments and not any(map(_is_name, arguments)):
+                    unnamed.append(f"{module}:{node.lineno}")
+    table = MAP.read_text("utf-8").partition("## Where the threads are")[2].partition("\n## ")[0]
+    assert len(starting) > 10
+    assert sorted(starting - set(re.findall(r"`([\w/]+\.py)`", table))) == []
+    assert unnamed == []
+
+
+STARTERS = ("threading.Thread", "InheritableThread", "ThreadPoolExecutor")
+
+
+def _is_name(argument: ast.expr) -> bool:
+    """Whether it is a name that begins with ``batchmill-``, or one that was made elsewhere."""
+    text = ast.unparse(argument)
+    return "batchmill-" in text or text in ("name", "self._name") or text.startswith("f'{name}")

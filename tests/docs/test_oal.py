@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from batchmill.oal import FUNCTIONS, parse
+from batchmill.oal import FUNCTIONS, core_script, load, parse
 from tests.docs.kit import DOCS, metric_examples, tables
+from tests.kit.files import ROOT
 from tests.oracle.catalog import Row
 
 pytest.importorskip("pyspark")
@@ -92,6 +94,12 @@ def test_every_function_and_comparison_has_an_example() -> None:
     compared = {condition.op for metric in metrics for condition in metric.filters}
     assert compared == set(COMPARISONS)
     assert {f"### {name}" for name in FUNCTIONS} <= set(PAGE.read_text("utf-8").splitlines())
+
+
+def test_the_readme_has_the_number_of_the_core_metrics() -> None:
+    """Those that everybody gets without a script."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert re.findall(r"(\d+) ready-made", text) == [str(len(load(core_script()).metrics))]
 
 
 def test_the_examples_come_to_what_the_oracle_says() -> None:

@@ -29,8 +29,9 @@ from batchmill.ingest.decode import rows as decode_rows
 from batchmill.queue import stats as queue_stats
 from batchmill.run import Home, RunState, StatusFile, assess, supervisor
 from batchmill.spool import Spool
-from batchmill.store import DOUBTFUL, EXPIRED, TOO_OLD
+from batchmill.store import DOUBTFUL, EXPIRED, OVERFLOW_LABELS, TOO_MANY_LABELS, TOO_OLD
 from batchmill.store.sql import outbox, topn
+from batchmill.traces import SCHEMA
 from batchmill.workers import WorkerSettings, events, l2
 from tests.docs import settings, sources, stats, telemetry
 from tests.docs.kit import DOCS, code_in, tables
@@ -38,7 +39,7 @@ from tests.kit.files import ROOT
 
 pytest.importorskip("pyspark")
 
-from batchmill.aggregate import OVERFLOW, validity
+from batchmill.aggregate import OVERFLOW, overflow, validity
 from batchmill.spans import links
 from batchmill.spark.batch import maker, read_step, span_step
 from batchmill.spark.input import deltas, rows, segments
@@ -82,6 +83,22 @@ def test_every_error_is_explained() -> None:
         for builtin in code_in(also):
             assert builtin.rpartition(".")[2] in {base.__name__ for base in our.__mro__}, our
         assert also or our.__name__ == "StoreError", our
+
+
+def test_every_column_of_kept_spans_is_explained() -> None:
+    """In the order of the table, with its type."""
+    words = {
+        "timestamp[us, tz=UTC]": "timestamp, UTC",
+        "map<string, string>": "map of string to string",
+    }
+    explained = [
+        (name, row["type"])
+        for row in tables(DOCS / "traces.md", "The table")
+        for name in code_in(row.get("column", ""))
+    ]
+    assert explained == [
+        (field.name, words.get(str(field.type), str(field.type))) for field in SCHEMA
+    ]
 
 
 def headings(page: Path) -> list[str]:
@@ -160,7 +177,7 @@ def test_every_counter_of_the_store_is_explained() -> None:
     counted |= {DOUBTFUL, EXPIRED, topn.EXPIRED_TOPN, topn.EXPIRED_STATEMENTS, outbox.DROPPED}
     counted |= {exporter_stats.EXPORTED, exporter_stats.RETRIES, exporter_stats.VALUES_DROPPED}
     counted |= {exporter_stats.POINTS_REFUSED, exporter_stats.ROWS_DROPPED}
-    counted |= {l2.INVALID, OVERFLOW}
+    counted |= {l2.INVALID, OVERFLOW, OVERFLOW_LABELS}
     listed = {
         name
         for row in tables(COUNTERS, "The pipeline")
@@ -185,6 +202,7 @@ def test_every_reason_of_the_pipeline_is_explained() -> None:
     reasons |= {span_step.DUPLICATE, deltas.AHEAD, TOO_OLD, outbox.FULL, outbox.LEFT}
     reasons |= {exporter.FULL, exporter.GONE, exporter.UNREADABLE}
     reasons |= {values.EXPIRED, values.UNKNOWN}
+    reasons |= {TOO_MANY_LABELS, overflow.TOO_MANY, overflow.STORE_FULL}
     assert reasons >= {
         "parent never came",
         "no destination",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import symtable
 import sys
@@ -102,3 +103,14 @@ def test_code_of_the_documentation_passes_mypy_strict(tmp_path: Path) -> None:
     others = [line for line in found if line not in expected]
     assert "\n".join(others) == ""
     assert ["Incompatible types in assignment" in line for line in expected] == [True]
+
+
+def test_python_is_marked_as_such() -> None:
+    """Else nothing checks it, and a reader sees it without colours."""
+    hidden = [
+        block.place
+        for page in PAGES
+        for block in blocks(page)
+        if block.language == "text" and re.search(r"^(from [\w.]+ )?import \w", block.text, re.M)
+    ]
+    assert hidden == []

@@ -24,6 +24,7 @@ FOLDER = ROOT / "examples" / "telemetry_prometheus"
 
 
 @pytest.mark.slow
+@pytest.mark.system
 def test_a_prometheus_scrapes_the_service(tmp_path: Path) -> None:
     """Queue, thresholds, micro-batcher and flows are there, and Prometheus computes rates of them.
 

@@ -122,7 +122,7 @@ def refusing(entity: str, status: int, said: str) -> Judge:
     """A receiver that takes no request in which there is something of an entity."""
 
     def judge(samples: Samples) -> tuple[int, str]:
-        bad = any(labels["entity"] == entity for labels, _, _ in samples)
+        bad = any(labels["entity_id"] == entity for labels, _, _ in samples)
         return (status, said) if bad else (204, "")
 
     return judge
@@ -151,7 +151,7 @@ def test_one_bad_sample_takes_no_others_with_it(
         with writing(store, receiver.url, position) as writer:
             until(lambda: writer.stats().minute == first)
             stats = writer.stats()
-        arrived = {labels["entity"] for labels, _, _ in receiver.samples()}
+        arrived = {labels["entity_id"] for labels, _, _ in receiver.samples()}
     assert arrived == {f"id-e{n}" for n in range(200)} - {"id-e77"}
     assert (stats.sent, stats.refused_for, stats.retries) == (199, {reason: 1}, 0)
 
@@ -321,7 +321,7 @@ def test_a_series_that_ends_is_marked(store: Store, position: Path) -> None:
         with writing(store, receiver.url, position) as writer:
             until(lambda: writer.stats().minute == minutes[2])
         ended = {
-            (labels["entity"], at_ms)
+            (labels["entity_id"], at_ms)
             for labels, value, at_ms in receiver.samples()
             if struct.pack(">d", value).hex() == "7ff0000000000002"
         }

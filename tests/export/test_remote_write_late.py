@@ -32,7 +32,7 @@ def late(receiver: Receiver) -> list[tuple[int, str, float]]:
     samples, newest = [], 0
     for labels, value, at_ms in receiver.samples():
         if at_ms < newest:
-            samples.append((at_ms // 1000, labels["entity"], value))
+            samples.append((at_ms // 1000, labels["entity_id"], value))
         newest = max(newest, at_ms)
     return samples
 
@@ -82,7 +82,7 @@ def test_a_series_that_comes_late_ends_where_it_ended(store: Store, position: Pa
         samples = [
             (at_ms // 1000, value if value == value else "ended")
             for labels, value, at_ms in receiver.samples()
-            if labels["entity"] == "id-new"
+            if labels["entity_id"] == "id-new"
         ]
     assert samples == [(after(minutes[1]), 1), (after(minutes[2]), "ended")]
 

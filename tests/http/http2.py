@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -43,9 +44,13 @@ class Answer:
 class Http2Client:
     """One connection; as a context manager, it is closed at the end."""
 
-    def __init__(self, address: str, *, window: int = 65_535) -> None:
+    def __init__(
+        self, address: str, *, window: int = 65_535, trusted: ssl.SSLContext | None = None
+    ) -> None:
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+        if trusted is not None:
+            self.socket = trusted.wrap_socket(self.socket, server_hostname=host)
         self.h2 = H2Connection(
             H2Configuration(header_encoding="utf-8", validate_outbound_headers=False)
         )

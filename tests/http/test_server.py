@@ -45,10 +45,10 @@ class Served:
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.server.port), WAIT_S)
 
-    def get(self) -> bytes:
+    def get(self, path: str = "/") -> bytes:
         link = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=WAIT_S)
         with contextlib.closing(link):
-            link.request("GET", "/")
+            link.request("GET", path)
             return link.getresponse().read()
 
 
@@ -59,10 +59,10 @@ async def hello(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"hello"})
 
 
-def make(app: Any = hello, **settings: Any) -> Served:
+def make(app: Any = hello, health: tuple[str, ...] = (), **settings: Any) -> Served:
     """A server that is not served yet."""
     served = Served(None)  # type: ignore[arg-type]
-    served.server = HttpServer(app, ServerSettings(**settings), 0, served.refuse)
+    served.server = HttpServer(app, ServerSettings(**settings), 0, served.refuse, health=health)
     return served
 
 
@@ -169,6 +169,25 @@ def test_connections_are_limited() -> None:
         until(lambda: served.server.connections.open == 0)
         assert served.get() == b"hello"
     assert (served.server.connections.accepted, served.server.connections.refused) == (3, 1)
+
+
+def test_health_is_answered_beyond_the_limit() -> None:
+    """On connections that serve nothing else, when clients that have authenticated take all."""
+
+    async def known(scope: Any, receive: Any, send: Any) -> None:
+        scope["state"]["authenticated"]()
+        await hello(scope, receive, send)
+
+    with (
+        serving(known, health=("/healthz",), max_connections=1) as (served, _),
+        served.connect() as first,
+    ):
+        first.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert first.recv(12) == b"HTTP/1.1 200"
+        assert served.get("/healthz") == b"hello"
+        assert served.get("/other") == b"too many connections are open"
+        assert served.reasons() == [RefusalReason.TOO_MANY_CONNECTIONS]
+        assert served.server.connections.refused == 1
 
 
 @pytest.mark.parametrize(

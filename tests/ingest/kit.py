@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
@@ -27,6 +28,8 @@ from batchmill.ingest.decode.body import too_many_bytes
 from batchmill.ingest.decode.json import read_json
 from batchmill.ingest.decode.protobuf import read_proto
 from batchmill.ingest.decode.rows import Rows
+from batchmill.ingest.intake import Intake
+from batchmill.ingest.responses import Rejected
 from batchmill.spool import Spool
 from tests.kit.threads import Gate
 
@@ -74,6 +77,18 @@ class HeldSpool(Spool):
         if len(batch) >= LARGE:
             self.gate.wait()
         return super().submit(source, batch)
+
+
+async def take(intake: Intake, body: bytes, encoding: str, sender: str = "") -> Rejected:
+    """Have a request in protobuf taken; returns once its spans are durable."""
+    with intake.admit(sender) as held:
+        held.add(body)
+        return await intake.take_traces(held, encoding, PROTOBUF)
+
+
+def zstd(body: bytes) -> bytes:
+    """A body compressed with zstd."""
+    return bytes(pa.compress(body, "zstd", asbytes=True))
 
 
 def protobuf(*groups: Group) -> bytes:

@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import functools
 import gc
 import gzip
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchmill.ingest.decode import Decoded, Limits, TooLarge, check_held, decode_traces
+from batchmill.ingest.decode import (
+    Decoded,
+    Limits,
+    TooLarge,
+    check_held,
+    decode_traces,
+    decompress,
+)
 from batchmill.ingest.decode.compiled import CompiledSpans
+from batchmill.ingest.intake import Intake, ReceiverSettings
+from batchmill.ingest.responses import Refusal
+from batchmill.ingest.stats import ReceiverStats
+from batchmill.kafka import encode as as_messages
 from batchmill.spool import SEGMENT_COLUMNS, SPAN_SOURCE, SpanBatch, Spool
-from tests.ingest.kit import JSON, PROTOBUF, Group, S, as_json, decoder, decoding_in, protobuf
+from tests.ingest.kit import (
+    JSON,
+    PROTOBUF,
+    Group,
+    S,
+    as_json,
+    decoder,
+    decoding_in,
+    protobuf,
+    take,
+    zstd,
+)
 from tests.kit.events import SpanTable, encode, joined_spans
 from tests.kit.ingest import MIB, ingest
 from tests.kit.threads import WAIT_S
@@ -138,7 +161,7 @@ def test_a_request_holds_no_more_than_twenty_times_its_bytes(name: str, form: st
     before = allocated_bytes()
     try:
         decoded = decode_traces(body, form, Limits())
-        check_held(decoded.batch.weight, decoded.table_bytes, sent)
+        check_held(decoded.batch.weight, decoded.written_bytes, sent)
     except TooLarge:
         assert name not in TAKEN
         return
@@ -151,6 +174,27 @@ def test_a_request_holds_no_more_than_twenty_times_its_bytes(name: str, form: st
     assert waiting.weight <= counted
 
 
+@pytest.mark.parametrize("form", [PROTOBUF, JSON])
+@pytest.mark.parametrize("name", REQUESTS)
+def test_messages_of_a_request_are_bounded_before_they_are_made(name: str, form: str) -> None:
+    """By twenty times the bytes that were sent and 64 MiB, though each span has its resource."""
+    body, sent = sent_as(name, form)
+    try:
+        decoded = decode_traces(body, form, Limits(), packed=False)
+        check_held(decoded.batch.weight, decoded.written_bytes, sent, packed=False)
+    except TooLarge:
+        assert name not in TAKEN
+        return
+    batch, counted = decoded.batch.unpacked(), decoded.written_bytes
+    del decoded
+    before = allocated_bytes()
+    messages = as_messages(batch)
+    held = allocated_bytes() - before
+    assert sum(len(message.value) for message in messages) <= counted
+    assert held <= 1.05 * counted + 100_000
+    assert held <= 20 * sent + 64 * MIB + 100_000
+
+
 @pytest.mark.parametrize("name", TAKEN)
 @pytest.mark.usefixtures("decoder")
 def test_what_a_table_takes_is_known_before_it_is_made(name: str) -> None:
@@ -159,7 +203,7 @@ def test_what_a_table_takes_is_known_before_it_is_made(name: str) -> None:
     waiting = waiting_spans(decoded)
     size = joined_spans([waiting]).get_total_buffer_size()
     assert 0.9 * size < waiting.table_bytes < 1.2 * size
-    assert 0.9 * size < decoded.table_bytes < 1.2 * size
+    assert 0.9 * size < decoded.written_bytes < 1.2 * size
 
 
 def waiting_spans(decoded: Decoded) -> SpanTable | CompiledSpans:
@@ -169,6 +213,37 @@ def waiting_spans(decoded: Decoded) -> SpanTable | CompiledSpans:
         return SpanTable(batch)
     assert isinstance(batch, CompiledSpans)
     return batch
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+def test_a_body_has_no_more_than_twenty_times_its_bytes_without_compression(
+    encoding: str, tmp_path: Path
+) -> None:
+    """And 16 MiB: one resource in 120 groups is refused, though no limit of a request is met."""
+    group = protobuf(Group(some_spans(1), large_resource()))
+    plain = group * 120
+    assert len(plain) < Limits().max_decompressed_bytes
+    body = zstd(plain) if encoding == "zstd" else gzip.compress(plain)
+    with pytest.raises(TooLarge, match=f"more than {20 * len(body) + 16 * MIB} bytes"):
+        decompress(body, encoding, Limits())
+    with Spool(tmp_path) as spool:
+        intake = Intake(spool, Limits(), ReceiverSettings(), ReceiverStats())
+        with pytest.raises(Refusal) as refused:
+            asyncio.run(take(intake, body, encoding))
+        intake.close()
+    assert (refused.value.status, refused.value.reason) == (413, "too_large")
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd])
+@pytest.mark.parametrize("form", [PROTOBUF, JSON])
+@pytest.mark.parametrize("name", TAKEN)
+def test_bodies_of_honest_senders_are_decompressed(
+    name: str, form: str, pack: Callable[[bytes], bytes]
+) -> None:
+    """Also in JSON, where attributes that are alike in all spans compress a hundred times."""
+    body, _ = sent_as(name, form)
+    encoding = "zstd" if pack is zstd else "gzip"
+    assert decompress(pack(body), encoding, Limits()) == body
 
 
 class _Mallinfo(ctypes.Structure):

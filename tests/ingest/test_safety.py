@@ -6,7 +6,6 @@ import contextlib
 import gzip
 import http.client
 import resource
-import shutil
 import socket
 import ssl
 import subprocess
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from batchmill import ConfigError
@@ -38,6 +37,7 @@ from tests.kit.ingest import (
     request,
     request_json,
 )
+from tests.kit.servers.certificates import client_of, write_authority
 from tests.kit.threads import PATIENCE_S, until
 
 TRACES = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
@@ -134,6 +134,7 @@ def test_any_bytes_get_a_proper_answer(shared: Ingest, parts: list[bytes]) -> No
     assert shared.process.running
 
 
+@example(b"\xff\x06\x00\x00sNaPpY", PROTOBUF, "snappy")
 @settings(max_examples=100, deadline=None)
 @given(
     body=st.binary(max_size=300) | st.text(max_size=100).map(str.encode),
@@ -143,8 +144,13 @@ def test_any_bytes_get_a_proper_answer(shared: Ingest, parts: list[bytes]) -> No
 def test_any_body_is_taken_or_malformed(
     shared: Ingest, body: bytes, content_type: str, encoding: str
 ) -> None:
-    """Whole requests with any body: 200 or 400, or 413 where it claims to be large."""
-    assert shared.post(body, content_type, content_encoding=encoding).status in (200, 400, 413)
+    """Whole requests with any body: 200 or 400, or 413 where it claims to be large.
+
+    Snappy's frames, which start with these bytes, are an encoding that is not supported: 415.
+    """
+    is_framed = encoding == "snappy" and body.startswith(b"\xff\x06\x00\x00sNaPpY")
+    allowed = (415,) if is_framed else (200, 400, 413)
+    assert shared.post(body, content_type, content_encoding=encoding).status in allowed
 
 
 def test_a_sender_that_says_it_is_all_still_gets_its_answer(shared: Ingest) -> None:
@@ -368,22 +374,8 @@ def test_a_sender_that_does_not_read_its_answers(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An authority, a receiver's certificate and a sender's; and a stranger's."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make certificates with")
     folder = tmp_path_factory.mktemp("certificates")
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-
-    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
-    for name in ("ca", "stranger"):
-        openssl("req", "-x509", *new, "-keyout", f"{name}.key", "-out", f"{name}.pem",
-                "-subj", f"/CN={name}")  # fmt: skip
-    for name in ("server", "client"):
-        openssl("req", "-x509", "-CA", "ca.pem", "-CAkey", "ca.key", *new,
-                "-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}",
-                "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost",
-                "-addext", "basicConstraints=critical,CA:FALSE")  # fmt: skip
+    write_authority(folder)
     return folder
 
 
@@ -447,11 +439,57 @@ def test_certificates_are_replaced_without_a_restart(
         assert tls_post(running, certificates, None) == 200
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_certificates_of_every_process_are_replaced(
+    tmp_path: Path, certificates: Path, processes: int
+) -> None:
+    """That of the receiver, and the authority of its senders: both ports, however many processes
+    there are; who had the old authority's certificate is refused then.
+    """
+
+    def use(file: str, place: str) -> Path:
+        (tmp_path / "new").write_bytes((certificates / file).read_bytes())
+        return (tmp_path / "new").replace(tmp_path / place)
+
+    options = ["--tls-client-ca", str(use("stranger.pem", "ca.pem"))]
+    options += ["--tls-cert", str(use("server.pem", "cert.pem"))]
+    options += ["--tls-key", str(use("server.key", "key.pem"))]
+    with ingest(tmp_path / "home", *QUICK, "--processes", str(processes), *options) as running:
+
+        def served(sender: str) -> set[bool]:
+            """Whether a sender is served; several connections reach all processes."""
+            answers = set()
+            for _ in range(1 if processes == 1 else 16):
+                for call in (tls_post, tls_call):
+                    try:
+                        call(running, certificates, sender)
+                    except (OSError, grpc.RpcError):
+                        answers.add(False)
+                    else:
+                        answers.add(True)
+            return answers
+
+        assert served("stranger") == {True}
+        assert served("client") == {False}
+        use("ca.pem", "ca.pem")
+        until(lambda: served("client") == {True}, "the new authority's certificates are accepted")
+        assert served("stranger") == {False}
+        use("client.key", "key.pem")
+        use("client.pem", "cert.pem")
+        new = ssl.PEM_cert_to_DER_cert((certificates / "client.pem").read_text())
+        until(lambda: {shown(running, certificates) for _ in range(16)} == {new})
+
+
+def shown(running: Receiving, certificates: Path) -> bytes | None:
+    """The certificate that a sender is shown."""
+    context = client_of(certificates, "client")
+    with running.connect() as link, context.wrap_socket(link, server_hostname="127.0.0.1") as tls:
+        return tls.getpeercert(binary_form=True)
+
+
 def tls_post(running: Receiving, certificates: Path, sender: str | None) -> int:
     """The status of a request over TLS."""
-    context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
-    if sender is not None:
-        context.load_cert_chain(certificates / f"{sender}.pem", certificates / f"{sender}.key")
+    context = client_of(certificates, sender)
     link = http.client.HTTPSConnection(*running.http, timeout=PATIENCE_S, context=context)
     with contextlib.closing(link):
         link.request("POST", "/v1/traces", request(1), {"content-type": PROTOBUF})

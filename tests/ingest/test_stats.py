@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("uvicorn")
 
 from batchmill.ingest.stats import thresholds, with_sink
-from batchmill.spool import Level, Measure, Pressure, SinkStats
+from batchmill.spool import Level, Measure, Pressure, SinkStats, SpoolStats
 
 MEASURES = (
     Measure("queue rows", 30, 50, 100, 150),
@@ -27,6 +27,15 @@ STATS = SinkStats(
     queue_rows=30,
     queue_bytes=5,
 )
+SPOOL_STATS = SpoolStats(
+    **vars(STATS),
+    segments=3,
+    written_bytes=900,
+    unread_segments=1,
+    unread_bytes=300,
+    oldest_unread_s=2.0,
+    free_bytes=None,
+)
 
 
 def told(name: str, load: float) -> dict[str, Any]:
@@ -35,10 +44,12 @@ def told(name: str, load: float) -> dict[str, Any]:
 
 
 def queues(
-    reported: list[dict[str, Any]], measures: tuple[Measure, ...] = MEASURES
+    reported: list[dict[str, Any]],
+    measures: tuple[Measure, ...] = MEASURES,
+    stats: SinkStats = STATS,
 ) -> list[dict[str, Any]]:
     """The queues that the status of a process has."""
-    report = with_sink({"queues": reported, "levels": []}, measures, STATS)
+    report = with_sink({"queues": reported, "levels": []}, measures, stats)
     shown: list[dict[str, Any]] = report["queues"]
     return shown
 
@@ -46,12 +57,18 @@ def queues(
 def test_what_waits_for_a_spool_is_counted_in_spans() -> None:
     """Against its bound, with the threads of its micro-batcher; other queues follow as they are."""
     other = told("to kafka", 0.5)
-    sink, *rest = queues([other, told("spool-Span", 0.1)])
+    sink, *rest = queues([other, told("spool-Span", 0.1)], stats=SPOOL_STATS)
     assert (sink["name"], sink["unit"]) == ("spool", "spans")
     assert (sink["depth"], sink["capacity"]) == (30, 100)
     assert sink["threads"] == [{"name": "spool-Span-0", "load": 0.1}]
     assert (sink["accepted"], sink["rejected"]) == (500, {"not stored": 2})
     assert rest == [other]
+
+
+def test_a_spool_is_one_before_its_first_request() -> None:
+    """Then it has no micro-batcher yet."""
+    (sink,) = queues([], stats=SPOOL_STATS)
+    assert (sink["name"], sink["threads"]) == ("spool", [])
 
 
 def test_a_topic_has_no_thread_of_ours() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -72,6 +73,18 @@ def test_a_long_trace_is_several_messages_in_order() -> None:
     assert [span for message in messages for span in rows_of(decode(message.value))] == rows
     assert max(len(message.value) for message in messages) <= 5_000
     assert min(len(message.value) for message in messages[:-1]) > 4_500
+
+
+def test_messages_are_in_memory_once() -> None:
+    """Not the spans of all of them as well, which have as many bytes."""
+    resource = {"text": noise(100_000)}
+    batch = batch_of([row(number, number, resource=resource) for number in range(1, 101)])
+    tracemalloc.start()
+    try:
+        size = sum(len(message.value) for message in encode(batch))
+        assert size < tracemalloc.get_traced_memory()[1] < 1.2 * size
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_span_that_no_message_can_hold_is_reported() -> None:

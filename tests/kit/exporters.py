@@ -50,8 +50,7 @@ class Mill:
         result = self.store.commit(self.batch(*rows, **more))
         assert result.applied
         self.outbox.remove(result.outbox_dropped)
-        if not more.get("settle"):
-            self.writer.number += 1
+        self.writer.number += 1
         return result
 
     def files(self) -> list[str]:

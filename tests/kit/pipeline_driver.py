@@ -22,6 +22,7 @@ import contextlib
 import json
 import re
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,14 @@ from tests.kit.pipelines import NOW
 
 SPAN_WAIT_S = 10 * 86400.0
 """No span's wait ends by itself."""
+
+
+settling = threading.Event()
+"""All is read; what comes now are the spans that wait."""
+
+
+def _name(number: int) -> str:
+    return "settle" if settling.is_set() else str(number)
 
 
 def say(what: str) -> None:
@@ -92,6 +101,7 @@ def main(given: dict[str, Any]) -> None:
             )
         )
         pipeline.run_available()
+        settling.set()
         pipeline.settle(everything=True)
     say("done")
 
@@ -123,10 +133,9 @@ def _committing(
     commit: Callable[[Store, Batch], CommitResult],
 ) -> Callable[[Store, Batch], CommitResult]:
     def marked(self: Store, batch: Batch) -> CommitResult:
-        name = "settle" if batch.settle else batch.number
-        say(f"commit {name} begin")
+        say(f"commit {_name(batch.number)} begin")
         result = commit(self, batch)
-        say(f"commit {name} end")
+        say(f"commit {_name(batch.number)} end")
         return result
 
     return marked
@@ -135,9 +144,9 @@ def _committing(
 def _recording(record: Callable[..., None], linger_at: str) -> Callable[..., None]:
     """The number is the last that a commit writes; then it may linger, as on a slow disk."""
 
-    def marked(self: Commit, session: Any, number: int | None, *more: Any) -> None:
-        record(self, session, number, *more)
-        moment = f"commit {'settle' if number is None else number} merged"
+    def marked(self: Commit, session: Any, *more: Any) -> None:
+        record(self, session, *more)
+        moment = f"commit {_name(self._batch.number)} merged"
         say(moment)
         if re.fullmatch(linger_at, moment):
             # Until it is killed; or until whoever was to kill it is gone.
@@ -150,13 +159,12 @@ def _making(
     make: Callable[[BatchMaker, Work], tuple[Batch, BatchStats]],
 ) -> Callable[[BatchMaker, Work], tuple[Batch, BatchStats]]:
     def marked(self: BatchMaker, work: Work) -> tuple[Batch, BatchStats]:
-        name = "settle" if work.settle else work.number
-        say(f"batch {name} making")
+        say(f"batch {_name(work.number)} making")
         before = _stages_run_again(self)
         made = make(self, work)
         if again := _stages_run_again(self) - before:
-            say(f"batch {name} rerun {again}")
-        say(f"batch {name} made")
+            say(f"batch {_name(work.number)} rerun {again}")
+        say(f"batch {_name(work.number)} made")
         return made
 
     return marked

@@ -254,12 +254,16 @@ def mixed_spool(
 def write_segment(
     folder: Path, source: str, rows: Sequence[Row], name: str = "0", order: int = 0
 ) -> Path:
-    """One segment of the spool ``folder``; Spark takes those of a lower ``order`` first."""
+    """One segment of the spool ``folder``; Spark takes those of a lower ``order`` first.
+
+    As every segment, it is whole once it has its name: a pipeline that runs may list it at once.
+    """
     path = folder / source / f"{name}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(to_table(source, rows), path)
-    set_order(path, order)
-    return path
+    unfinished = path.with_name(f".{name}.part")
+    pq.write_table(to_table(source, rows), unfinished)
+    set_order(unfinished, order)
+    return unfinished.rename(path)
 
 
 def set_order(path: Path, order: int) -> None:

@@ -278,7 +278,7 @@ class _Trace:
 
     def _call(self, parent: Row, at: datetime, depth: int) -> None:
         rng = self._rng
-        attributes = self._http() | self._peer("api.example.com", "443")
+        attributes = self._http() | self._peer("api.shop.svc", "443")
         span = self._client("CLIENT", rng.choice(ENDPOINTS), parent, at, 60, attributes)
         for _ in range(rng.choices((0, 1, 2), (3, 6, 1))[0]):
             callee = parent["service"] if rng.random() < 0.1 else self._other()
@@ -330,7 +330,7 @@ class _Trace:
             "gen_ai.usage.completion_tokens": "78",
         }
         attributes = {key: value for key, value in possible.items() if rng.random() < 0.7}
-        attributes |= self._peer("llm.example.com", "443")
+        attributes |= self._peer("llm.shop.svc", "443")
         self._client("CLIENT", "chat model-a", parent, at, 900, attributes)
 
     def _http(self) -> dict[str, str]:

@@ -32,6 +32,7 @@ GEN_AI_KEYS = (
     "gen_ai.response.model",
     "gen_ai.operation.name",
 )
+RPC_STATUS_LIMIT = 64
 CACHES = ("redis", "memcached")
 PORTS = dict(
     re.findall(
@@ -336,28 +337,47 @@ def spans_to_events(spans: Sequence[Row], outside: Collection[int] = ()) -> Span
     return SpanEvents(dict(events), {**counters, "unresolved": counters.total()})
 
 
-def counted_at_once(spans: Sequence[Row], batches: Sequence[int]) -> list[int]:
-    """The places of calls to hosts outside that nobody has answered so far; each span's batch."""
-    answers = {
-        (span["trace_id"], parent_of(span)): batch
-        for span, batch in sorted(zip(spans, batches, strict=True), key=lambda pair: -pair[1])
-        if kind_of(span) in ENTRY_KINDS
-    }
-    answered: dict[str, int] = {}
-    calls = []
+def counted_at_once(
+    spans: Sequence[Row], batches: Sequence[int], window: int | None = None
+) -> list[int]:
+    """The places of calls that count before anybody could answer; ``batches`` has each span's.
+
+    Those to hosts outside (here: ``.org``) that have never answered, and those to hosts of which
+    calls were given up, ``window`` batches after they came, in three batches with no answer since.
+    Answers come within the window.
+    """
+    answers: defaultdict[tuple[str, str | None], list[int]] = defaultdict(list)
+    calls: defaultdict[int, list[tuple[int, str, tuple[str, str]]]] = defaultdict(list)
     for place, (span, batch) in enumerate(zip(spans, batches, strict=True)):
         host = destination_of(attributes_of(span))
-        if kind_of(span) in EXIT_KINDS and host is not None and host.endswith(".org:443"):
-            first = answers.get((span["trace_id"], span["span_id"]))
-            calls.append((place, host, batch, first))
-            if first is not None:
-                known = max(batch, first)
-                answered[host] = min(answered.get(host, known), known)
-    return [
-        place
-        for place, host, batch, first in calls
-        if (first is None or first > batch) and answered.get(host, batch) >= batch
-    ]
+        if kind_of(span) in ENTRY_KINDS:
+            answers[span["trace_id"], parent_of(span)].append(batch)
+        elif kind_of(span) in EXIT_KINDS and host is not None:
+            calls[batch].append((place, host, (span["trace_id"], span["span_id"])))
+
+    early: list[int] = []
+    talks: set[str] = set()
+    silence: Counter[str] = Counter()
+    last = max(batches, default=0) + (window or 0)
+    for now in range(last + 1):
+        quiet = {host for host, count in silence.items() if count >= 3}
+        for place, host, key in calls[now]:
+            known = ".org:" in host or host in quiet
+            if known and host not in talks and min(answers[key], default=now + 1) > now:
+                early.append(place)
+        heard = {
+            host
+            for batch, own in list(calls.items())
+            for _, host, key in own
+            if now in [max(batch, answer) for answer in answers[key]]
+        }
+        due = [] if window is None else calls[now - window]
+        unheard = {host for place, host, key in due if place not in early and not answers[key]}
+        talks |= {host for host in heard if ".org:" in host or host in quiet}
+        for host in heard:
+            del silence[host]
+        silence.update(unheard - heard - talks)
+    return early
 
 
 def _goes_to_silence(span: Row) -> bool:
@@ -377,10 +397,11 @@ def _complete(source: str, span: Row, row: Row) -> Row:
 
 def _outcome(span: Row) -> Row:
     attributes = attributes_of(span)
+    rpc_status = first(attributes, "rpc.response.status_code", "rpc.grpc.status_code")
     return {
         **timed(span),
         "httpResponseStatusCode": http_status(attributes),
-        "rpcStatusCode": first(attributes, "rpc.response.status_code", "rpc.grpc.status_code"),
+        "rpcStatusCode": rpc_status and rpc_status[:RPC_STATUS_LIMIT],
         "type": type_of(attributes),
     }
 

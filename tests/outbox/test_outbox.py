@@ -67,12 +67,12 @@ def test_a_batch_without_minutes_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_commit_names_its_file_once(both: Mill) -> None:
-    """Also a settling one; a batch that comes again names nothing."""
+    """A batch that comes again names nothing."""
     batch = both.batch(*measurements(0))
     assert both.store.commit(batch).applied
     assert not both.store.commit(batch).applied
     both.writer.number = 1
-    both.commit(*measurements(1), settle=True)
+    both.commit(*measurements(1))
     assert both.named() == both.files()
     assert [file.seq for file in both.store.outbox(both.outbox.place)] == [1, 2]
 

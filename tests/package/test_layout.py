@@ -75,6 +75,16 @@ def test_no_folder_has_too_many_modules(root: Path) -> None:
     assert {name: count for name, count in counts.items() if count > MOST_MODULES} == {}
 
 
+def test_spark_has_six_rooms_of_nine_files() -> None:
+    """The package that had grown most is to stay one that can be looked over."""
+    counts = {
+        folder.relative_to(SOURCE).as_posix(): len(list(folder.glob("*.py")))
+        for folder in folders(SOURCE / "spark")
+    }
+    assert len(counts) <= 6
+    assert {name: count for name, count in counts.items() if count > 9} == {}
+
+
 def test_no_module_name_starts_with_an_underscore() -> None:
     """What is public is said by the package's __init__, not by the names of files."""
     names = [path for path in SOURCE.rglob("*.py") if path.stem.startswith("_")]

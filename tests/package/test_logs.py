@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from batchmill.logs import LogLimit, configure_logs
+from batchmill.store import open_store
 from tests.kit.files import ROOT
 from tests.kit.ingest import QUICK, ingest, read_all
+from tests.kit.processes import Life
 from tests.kit.threads import PATIENCE_S
 
 
@@ -46,18 +54,60 @@ def test_kinds_are_limited_too() -> None:
     assert written == [f"{5000 - passed:,} messages like this in 60 s: failed: 4999"]
 
 
+NOISE = b"\x16\x03\x01 noise\r\n\r\n"
+INVALID = "Invalid HTTP request received."
+
+
 def test_noise_on_a_port_is_a_few_lines(tmp_path: Path) -> None:
     """And a count; each connection is answered, and counted in the status."""
     times = 300
     with ingest(tmp_path / "home", *QUICK) as running:
         for _ in range(times):
             with running.connect() as link:
-                link.sendall(b"\x16\x03\x01 noise\r\n\r\n")
+                link.sendall(NOISE)
                 assert read_all(link).startswith(b"HTTP/1.1 400")
         assert running.metric('requests_total{outcome="bad_http",protocol="http"}') == times
     lines = running.stderr().splitlines()
     assert 0 < len(lines) < 10, lines[:20]
-    assert "295 messages like this in 60 s: Invalid HTTP request received." in lines[-1]
+    assert f"295 messages like this in 60 s: {INVALID}" in lines[-1]
+
+
+def test_noise_on_the_port_for_grpc_is_counted_alone(tmp_path: Path) -> None:
+    """It is no line of the log."""
+    times = 100
+    with ingest(tmp_path / "home", *QUICK) as running:
+        host, _, port = running.grpc.rpartition(":")
+        for _ in range(times):
+            with socket.create_connection((host, int(port)), PATIENCE_S) as link:
+                link.sendall(NOISE)
+                read_all(link)
+        assert running.metric('requests_total{outcome="bad_http",protocol="grpc"}') == times
+    assert running.stderr() == ""
+
+
+@pytest.mark.parametrize(
+    "command", [("web", "--port=0"), ("export", "--to=prometheus://127.0.0.1:0")], ids=" ".join
+)
+def test_noise_on_a_page_is_a_few_lines(tmp_path: Path, command: tuple[str, ...]) -> None:
+    """Of the web UI, or for Prometheus: all of it is written or counted, and a few lines."""
+    times, url, log = 100, f"sqlite:///{tmp_path}/store.db", tmp_path / "errors"
+    with open_store(url):
+        pass
+    words = [sys.executable, "-m", "batchmill", *command, "--store", url]
+    with Life(words, log, os.environ) as process:
+        process.must_hear(r".*http://127\.0\.0\.1:\d+.*")
+        port = re.search(r"http://127\.0\.0\.1:(\d+)", process.lines[-1])
+        assert port is not None
+        for _ in range(times):
+            with socket.create_connection(("127.0.0.1", int(port[1])), PATIENCE_S) as link:
+                link.sendall(NOISE)
+                assert read_all(link).startswith(b"HTTP/1.1 400")
+        os.kill(process.pid, signal.SIGTERM)
+        process.end(0)
+    lines = [line for line in log.read_text().splitlines() if INVALID in line]
+    left_out = [re.search(r"(\d+) messages? like this in 60 s", line) for line in lines]
+    assert sum(int(count[1]) if count else 1 for count in left_out) == times
+    assert len(lines) < times / 2
 
 
 GRPC = """

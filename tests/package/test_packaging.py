@@ -222,6 +222,7 @@ def test_wheel_holds_the_package_only(wheel: Path) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == {"batchmill"}
 
 
+@pytest.mark.system
 def test_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     """A wheel built from the sdist holds the same files as one built from the tree."""
     sdist = build(ROOT, "sdist", tmp_path / "sdist")

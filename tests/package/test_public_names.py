@@ -68,14 +68,15 @@ PACKAGES = {
         SpoolWriteError STATUS_MESSAGE table_of Unread unread
     """,
     "batchmill.traces": """
-        KeepSettings KeepStats SCHEMA SpanExample SpanKeeper SpanReader Trace TraceQuery TraceSpan
-        TraceSummary
+        KeepSettings KeepStats SCHEMA SpanExample SpanKeeper SpanMeaning SpanReader Trace TraceQuery
+        TraceSpan TraceSummary
     """,
     "batchmill.aggregate": """
-        AggregationSettings Aggregator CACHE_READ CACHE_WRITE Column Contribution contribution
+        AggregationResult AggregationSettings Aggregator CACHE_READ CACHE_WRITE Column
+        Contribution contribution
         DATABASE DEFAULT_APDEX_MS Deltas DeltasError entity_number EntityAccount EntityBook
         EntityBudget EntityLimiter from_arrow is_deltas is_readable is_statements LARGEST_DOUBLE
-        Made MOST_MS normalise NORMALISED Offender OVERFLOW Overflow read_whole Reasons row_checks
+        MOST_MS normalise NORMALISED Offender OVERFLOW Overflow read_whole Reasons row_checks
         ROW_COUNT rows_by_minute Runs SERVICE_DATABASE SlowestStatements SlowThresholds SourcePlan
         Statement STATEMENT_SOURCE statements_from_arrow statements_to_arrow Tallies TallyColumn
         TIMESTAMP timestamps to_arrow TopNThresholds Total UnknownEntities worst
@@ -84,23 +85,24 @@ PACKAGES = {
         Client ClientStats EdgeSettings row_for
     """,
     "batchmill.workers": """
-        CommitCounts Committer Embedded EmbeddedStats exit_on_sigterm L1Worker L2Worker SourceStates
+        CommitStats Committer Embedded EmbeddedStats exit_on_sigterm L1Worker L2Worker SourceStates
         Statement TopNWorker WorkerSettings
     """,
     "batchmill.store": """
         AlertBook AlertChange AlertChangeResult AlertEpisode AlertPhase Batch BatchGapError
-        BucketList Buckets BucketValues Carry Cell CellRows cells CheckpointMismatchError Claim
-        ClockReading ClockRepair ClockState CommitResult decode decode_label_sums decode_labels
-        decode_numbers Deltas DOUBTFUL encode_label_sums encode_labels encode_numbers EntityName
-        EntityPage EntityRow EntityValues Exempt EXPIRED ExportPosition FencedError frame_metrics
-        frame_rows frame_schema Layout LayoutChangedError MetricConflictError minute_of moment_of
-        NamesClashError NotAStoreError Notification open_for_task open_store OpenParts OutboxDepth
-        OutboxFile Outgoing PartConflictError PartShare PartsMissingError PartsResult Ranking
-        RetryPolicy RowsMismatchError Selection Snapshot StaleCarryError StaleTaskError StatementRow
-        StateRow Store StoreClosedError StoredAlert StoredAlertRule StoredEntity StoredMetric
-        StoreError StoreFullError StoreInUseError StoreMissingError StoreReadOnlyError
-        StoreRefusedError StoreUnavailableError StoreVersionError StreamInfo TaskAddress TOO_OLD
-        TooManyColumnsError TopNRow TopRecord Value
+        BucketList Buckets BucketValues Cell CellRows cells ChangeFile CheckpointMismatchError Claim
+        ClockReading ClockRepair ClockState CommitResult CoveredTime decode decode_label_sums
+        decode_labels decode_numbers Deltas DOUBTFUL encode_label_sums encode_labels encode_numbers
+        EntityName EntityPage EntityRow EntityValues Exempt EXPIRED ExportPosition FencedError
+        frame_metrics frame_rows frame_schema Layout LayoutChangedError MAX_LABELS
+        MetricConflictError minute_of moment_of NamesClashError NotAStoreError Notification
+        open_for_task open_store OpenParts OutboxDepth OutboxFile OVERFLOW_LABEL OVERFLOW_LABELS
+        PartConflictError PartShare PartsMissingError PartsResult per_minute Ranking RetryPolicy
+        RowsMismatchError Selection Snapshot StaleStateError StaleTaskError StatementFailedError
+        StatementRow StateRow Store StoreClosedError StoredAlert StoredAlertRule StoredEntity
+        StoredMetric StoreError StoreFullError StoreInUseError StoreMissingError StoreReadOnlyError
+        StoreRefusedError StoreUnavailableError StoreVersionError StreamFile StreamInfo TaskAddress
+        TOO_MANY_LABELS TOO_OLD TooManyColumnsError TopNRow TopRecord TrustedTime Value
     """,
     "batchmill.outbox": """
         Changes LayoutEntry NoOutboxError Outbox OutboxFileError OutboxSettings

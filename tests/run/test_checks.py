@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import socket
+import sqlite3
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +15,9 @@ from typing import Any
 import pytest
 
 from batchmill import ConfigError, MissingExtraError, extras
-from batchmill.run import Home, HomeError, RunSettings, resolve
+from batchmill.run import Home, HomeError, RunSettings, checks, resolve
 from batchmill.run.checks import check_extras, check_ports, check_settings, check_store
-from batchmill.store import NotAStoreError, open_store
+from batchmill.store import NotAStoreError, RetryPolicy, open_store
 from tests.kit.processes import Life
 
 pytest.importorskip("pyspark")
@@ -58,13 +61,16 @@ def test_run_goes_on_without_its_web_ui(monkeypatch: pytest.MonkeyPatch) -> None
         ({"kafka": "kafka://one:9092/spans"}, "kafka"),
         ({"export_logs": "kafka://one:9092/logs"}, "kafka"),
         ({"export_to": ["otlp+http://one:4318"]}, "export"),
+        ({"alerts": "alerts.yml"}, "alerts"),
+        ({"alerts": "alerts.yml", "kafka": "kafka://one:9092/spans"}, "kafka,alerts"),
     ],
 )
 def test_extras_follow_the_settings(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], extra: str
 ) -> None:
     """What is not used need not be installed."""
-    monkeypatch.setattr(extras, "_is_installed", lambda package: package != "confluent_kafka")
+    absent = {"confluent_kafka", "yaml"}
+    monkeypatch.setattr(extras, "_is_installed", lambda package: package not in absent)
     check_extras(settings(), demo=False)
     with pytest.raises(MissingExtraError) as caught:
         check_extras(settings(**changes), demo=False)
@@ -86,17 +92,37 @@ def test_certificate_that_is_none_is_refused(tmp_path: Path) -> None:
         check_settings(settings(tls_cert=str(file), tls_key=str(file)), demo=False)
 
 
-@pytest.mark.parametrize("name", ["http_port", "grpc_port", "metrics_port"])
-def test_taken_port_is_refused(name: str, taken: int) -> None:
+@pytest.mark.parametrize("name", ["http_port", "grpc_port"])
+def test_taken_port_of_ingest_is_refused(name: str, taken: int) -> None:
     """The message names the setting, the port and who has it."""
     with pytest.raises(ConfigError, match=f"{name}={taken} .* another process listens on {taken}"):
         check_ports(settings(**{name: taken}))
 
 
-def test_taken_port_of_a_page_for_prometheus_is_refused(taken: int) -> None:
-    """An exporter's page listens, too."""
-    with pytest.raises(ConfigError, match=f"export_to={taken} "):
-        check_ports(settings(export_to=[f"prometheus://127.0.0.1:{taken}"]))
+@pytest.mark.parametrize("behind", [0, 1, 3], ids=["pipeline", "exporter", "alerts"])
+def test_taken_port_of_a_page_is_a_warning(taken: int, behind: int) -> None:
+    """Ingest is not kept from starting by it; the message names the port and its setting."""
+    given = settings(
+        metrics_port=taken - behind,
+        export_to=["otlp+http://one:4318", "prometheus://127.0.0.1:0"],
+        alerts="alerts.toml",
+    )
+    expected = rf"no page on port {taken} of .* \(set metrics_port\)"
+    assert any(re.match(expected, warning) for warning in check_ports(given))
+
+
+def test_taken_port_of_an_exporter_is_a_warning(taken: int) -> None:
+    """It is tried again, as that of the web UI."""
+    [warning] = check_ports(settings(export_to=[f"prometheus://127.0.0.1:{taken}"]))
+    assert re.match(rf"no page on port {taken} .* \(set export_to\)", warning)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-name.invalid"])
+def test_page_at_an_address_that_is_not_there_yet_is_a_warning(host: str) -> None:
+    """An interface may come up, and a name may resolve, after ingest has started."""
+    [warning] = check_ports(settings(export_to=[f"prometheus://{host}:9464"]))
+    expected = rf"no page on port 9464 of {host} .* does not have that address.*\(set export_to\)"
+    assert re.match(expected, warning)
 
 
 def test_port_that_is_given_twice_is_refused() -> None:
@@ -124,9 +150,26 @@ def test_store_is_opened_and_closed_again(tmp_path: Path) -> None:
     """One that is there, or none yet, is right."""
     home = Home(tmp_path)
     home.prepare()
-    check_store(home)
+    assert check_store(home) == []
     open_store(home.store_url).close()
-    check_store(home)
+    assert check_store(home) == []
+
+
+def test_store_that_does_not_answer_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Senders are not refused because of it: spans wait until it does."""
+    home = Home(tmp_path)
+    home.prepare()
+    open_store(home.store_url).close()
+    monkeypatch.setattr(checks, "_PATIENCE", RetryPolicy(give_up_after_s=0.01))
+    monkeypatch.setattr("batchmill.store.sqlite.BUSY_MS", 1)
+    with contextlib.closing(sqlite3.connect(home.database)) as other:
+        other.execute("PRAGMA locking_mode = EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        [warning] = check_store(home)
+    assert "spans are received and wait" in warning
+    assert "locked" in warning
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "quarantine"])

@@ -47,6 +47,7 @@ def test_one_that_runs_is_not_forgotten(one: Mill, tmp_path: Path) -> None:
     assert one.counted("export dropped") == {}
 
 
+@pytest.mark.system
 def test_a_run_starts_and_ends_its_exporter(tmp_path: Path) -> None:
     """And its status tells of it; here the pipeline is a stand-in, which makes no outbox."""
     home = Home(tmp_path / "home")

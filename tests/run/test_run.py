@@ -131,19 +131,25 @@ def test_status_tells_of_a_run(home: Home) -> None:
     Life(status, log, os.environ).end(2)
 
 
+@pytest.mark.system
 def test_a_run_goes_on_where_its_pages_cannot_be_served(home: Home) -> None:
     """A port that is taken is reported, with what to do; the run is degraded, and ends as ever.
 
+    Be it that of the web UI or of an exporter's page, and from the first start on: ingest runs.
     So it is after a second run on its home, which is refused.
     """
     status = [sys.executable, "-m", "batchmill", "status", f"--home={home.folder}"]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with run(home, f"--web-port={port}") as life:
+        pages = (f"--web-port={port}", f"--export-to=prometheus://127.0.0.1:{port}")
+        with run(home, *pages) as life:
+            life.must_hear(rf"no page on port {port} of .*it is tried again \(set export_to\)")
             life.must_hear(rf"web UI unavailable: port {port} is in use \(set web_port.*")
             running_pid(home.supervisor, "pipeline")
             # The supervisor says it first, and writes it down a moment later.
             until(lambda: f"port {port}" in " ".join(read_status(home).reasons))
+            until(lambda: re.search(rf"export is .*{port}", " ".join(read_status(home).reasons)))
+            running_pid(home.supervisor, "ingest")
             with Life(status, home.folder.parent / "status", os.environ) as command:
                 command.end(1)
             assert any(re.search(rf"web is \w+: port {port} is in", x) for x in command.lines)

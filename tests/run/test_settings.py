@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
+import os
 import re
+import ssl
 import sys
+from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +38,10 @@ from batchmill.run.specs import (
     web_spec,
     with_ports,
 )
+from tests.kit.files import ROOT
+from tests.kit.processes import Life
+from tests.kit.servers.certificates import client_of, write_authority
+from tests.kit.threads import WAIT_S
 
 
 def settings(
@@ -262,6 +271,13 @@ def test_a_run_hands_on_who_may_look(tmp_path: Path) -> None:
     assert not spec.essential
 
 
+def test_the_web_ui_knows_whether_names_keep_their_ids(tmp_path: Path) -> None:
+    """As the pipeline does: kept spans are looked for by the names that metrics have."""
+    home = Home(tmp_path)
+    assert "--keep-names" not in web_spec(settings({}), home).arguments
+    assert "--keep-names" in web_spec(settings({"keep_names": True}), home).arguments
+
+
 def test_the_next_life_has_the_port_of_the_first(tmp_path: Path) -> None:
     """So that a page that is open finds it again."""
     spec = web_spec(settings({"web_port": 0}), Home(tmp_path))
@@ -312,6 +328,57 @@ def test_every_process_has_a_page_for_prometheus(tmp_path: Path) -> None:
     assert pages == {"pipeline": 9465, "export": 9466, "export-3": 9468}
     without = pipeline_spec(settings(), home)
     assert "--metrics" not in " ".join(without.arguments)
+
+
+def test_the_security_page_says_which_token_opens_which_port(tmp_path: Path) -> None:
+    """As the processes get it: a run has one token for its own listeners, and one for exporters."""
+    page, home = "prometheus://127.0.0.1:9464", Home(tmp_path)
+    given = {"metrics_port": 9465, "token": "own", "export": {"to": page, "token": "exporter's"}}
+    resolved = settings(given)
+    specs = {
+        "OTLP": ingest_spec(resolved, home),
+        "web UI": web_spec(resolved, home),
+        "`metrics_port`": pipeline_spec(resolved, home),
+        "`prometheus://": export_spec(resolved, home, "export", page),
+    }
+    text = (ROOT / "SECURITY.md").read_text("utf-8")
+    for port, spec in specs.items():
+        [name] = re.findall(rf"^\| {re.escape(port)}[^|]*\|[^|]*\| `(\w+)` \|", text, re.MULTILINE)
+        assert [*spec.environment.values()] == [resolved[name]], port
+
+
+def test_a_page_that_is_scraped_has_the_certificates_of_a_run(tmp_path: Path) -> None:
+    """Who asks in the clear, or without a certificate that the run accepts, gets no page; an
+    exporter that sends has no use for them.
+    """
+    write_authority(tmp_path)
+    names = {"tls_cert": "server.pem", "tls_key": "server.key", "tls_client_ca": "ca.pem"}
+    given = {name: str(tmp_path / file) for name, file in names.items()}
+    page, sending = "prometheus://127.0.0.1:0", "otlp+http://a:4318"
+    resolved = settings({**given, "export": {"to": [page, sending], "token": "s3cret"}})
+    home = Home(tmp_path / "home")
+    home.prepare()
+    assert "--tls-cert" not in export_spec(resolved, home, "export-2", sending).arguments
+    spec = export_spec(resolved, home, "export", page)
+    command = [sys.executable, "-m", "batchmill", *spec.arguments]
+    with Life(command, tmp_path / "errors", {**os.environ, **spec.environment}) as life:
+        life.must_hear(r".*https://127\.0\.0\.1:\d+/metrics.*")
+        address = re.search(r"(127\.0\.0\.1):(\d+)", life.lines[-1])
+        assert address is not None
+        place = address[1], int(address[2])
+
+        def status(link: http.client.HTTPConnection) -> int:
+            with contextlib.closing(link):
+                link.request("GET", "/healthz")
+                return link.getresponse().status
+
+        for name in (None, "stranger"):
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                status(HTTPSConnection(*place, timeout=WAIT_S, context=client_of(tmp_path, name)))
+        with pytest.raises((http.client.HTTPException, ConnectionError)):
+            status(HTTPConnection(*place, timeout=WAIT_S))
+        trusted = client_of(tmp_path, "client")
+        assert status(HTTPSConnection(*place, timeout=WAIT_S, context=trusted)) == 200
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from rich.console import Console
 from batchmill.cli import main
 from batchmill.files import write_json
 from batchmill.run import Backlog, Health, Home, RunState, assess
-from batchmill.run.balance import Counted, Sent, balance, counted_of, read_sent
+from batchmill.run.balance import CommittedSpans, Sent, balance, counted_of, read_sent
 from batchmill.run.screen import (
     STATEMENTS,
     ServiceRow,
@@ -29,7 +29,7 @@ from batchmill.run.screen import (
 )
 from batchmill.run.state import stopped_processes
 from batchmill.run.status import FRESH_S, StatusReader
-from batchmill.sources import Grain
+from batchmill.sources import Grain, bucket_start
 from batchmill.store import TopNRow, Value, open_store
 from tests.kit.ingest import ingest
 from tests.kit.processes import pause_process
@@ -38,7 +38,7 @@ from tests.kit.threads import until
 
 NOW = 1_000_000.0
 DAY_S = 86_400.0
-BEFORE = 202403011159
+EARLIER, BEFORE = 202403011158, 202403011159
 RUNNING = {"ingest": {"state": "running"}, "pipeline": {"state": "running"}}
 
 
@@ -52,6 +52,12 @@ def run_state(processes: dict[str, Any] = RUNNING, **changes: Any) -> RunState:
 def process(**states: str) -> dict[str, dict[str, str]]:
     """Processes that run, but for ``states``."""
     return RUNNING | {name: {"state": state, "exit": "SIGKILL"} for name, state in states.items()}
+
+
+def running_for(seconds: float, usual_s: float = 10.0, age_s: float = 1.0) -> dict[str, Any]:
+    """A report of the pipeline while a batch runs."""
+    running = {"batch": 1812, "since": 0.0, "seconds": seconds, "usual_s": usual_s}
+    return {"written_at": NOW - age_s, "last_batch": 1811, "running": running}
 
 
 @pytest.mark.parametrize(
@@ -84,6 +90,16 @@ def process(**states: str) -> dict[str, dict[str, str]]:
             "19 days ahead of the clock",
         ),
         (run_state(progress={"clock": {"trusted_s": NOW, "seen_s": NOW}}), Health.HEALTHY, ""),
+        (
+            run_state(progress={"kept": {"held_back": 20}}),
+            Health.DEGRADED,
+            "kept spans of 20 hours are too old by that clock",
+        ),
+        (
+            run_state(progress={"page_fault": "no page for Prometheus: port 1 is taken"}),
+            Health.DEGRADED,
+            "pipeline has no page for Prometheus: port 1 is taken",
+        ),
         (run_state(backlog=Backlog(3, 99, 61.0)), Health.DEGRADED, "waited for 61 s"),
         (run_state(backlog=Backlog(3, 99, 59.0)), Health.HEALTHY, ""),
         (run_state(supervisor={"written_at": NOW - 11}), Health.DEGRADED, "not reported for 11 s"),
@@ -107,6 +123,20 @@ def process(**states: str) -> dict[str, dict[str, str]]:
             run_state(processes=process(pipeline="restarting"), backlog=Backlog(3, 99, 61.0)),
             Health.DEGRADED,
             "waited for 61 s: the pipeline does not run",
+        ),
+        (
+            run_state(progress=running_for(719.0), backlog=Backlog(3, 99, 900.0)),
+            Health.DEGRADED,
+            "batch 1,812 has been running for 12 min, usually 10 s: it hangs, the store does not "
+            "answer, or it is far too slow the oldest segment has waited for 900 s: it waits for "
+            "batch 1,812",
+        ),
+        (run_state(progress=running_for(59.0)), Health.HEALTHY, ""),
+        (run_state(progress=running_for(149.0, usual_s=30.0)), Health.HEALTHY, ""),
+        (
+            run_state(progress=running_for(150.0, usual_s=30.0)),
+            Health.DEGRADED,
+            "batch 1,812 has been running for 3 min, usually 30 s",
         ),
         (run_state(processes=process(web="restarting")), Health.DEGRADED, "web is restarting"),
         (run_state(processes=process(web="failed")), Health.DEGRADED, "web is failed"),
@@ -137,6 +167,38 @@ def test_a_process_that_does_not_respond_is_not_shown_as_running() -> None:
     shown = {name: known["state"] for name, known in status.as_json()["processes"].items()}
     assert shown == {"ingest": "not responding", "web": "stopped"}
     assert any(line.startswith("ingest     not responding, process 7") for line in status.lines())
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "batch 1,812 has been running for 12 min, usually 10 s"),
+        ({"stopped": {"pipeline": (7,)}}, "pipeline is stopped (SIGSTOP): `kill -CONT 7`"),
+        ({"progress": running_for(700.0, age_s=31.0)}, "pipeline is not responding: it has not"),
+        ({"processes": process(pipeline="restarting")}, "pipeline is restarting"),
+    ],
+    ids=["hung batch", "stopped", "not responding", "restarting"],
+)
+def test_a_batch_that_hangs_is_told_from_what_else_stops_a_pipeline(
+    changes: dict[str, Any], reason: str
+) -> None:
+    """The last report of one that is stopped, hangs as a whole or is gone has a batch, too."""
+    status = assess(Home(Path()), run_state(**({"progress": running_for(719.0)} | changes)))
+    (why,) = status.reasons
+    assert why.startswith(reason)
+    assert (status.as_json()["long_batch"] is not None) == (not changes)
+
+
+def test_a_batch_that_hangs_is_in_the_json_and_in_the_table_of_a_run() -> None:
+    """The Pipeline page reads the one."""
+    status = assess(Home(Path()), run_state(progress=running_for(719.0)))
+    text = "batch 1,812 has been running for 12 min"
+    expected = {"batch": 1812, "seconds": 720.0, "usual_s": 10.0, "text": text}
+    assert status.as_json()["long_batch"] == expected
+    console = Console(width=120, color_system=None)
+    with console.capture() as shown:
+        console.print(draw(status.state, Tables(), 0.0))
+    assert f"batch 1,811; 0 spans counted; {text}" in shown.get()
 
 
 def test_an_ingest_that_starts_has_an_old_report() -> None:
@@ -227,15 +289,19 @@ def test_a_stopped_process_is_told_from_one_that_runs() -> None:
 
 
 def test_drops_are_reported_by_reason() -> None:
-    """Those of ingest and those of the pipeline; what is zero is left out."""
+    """Those of ingest, of the pipeline and of kept spans; what is zero is left out."""
     state = RunState(
         now=NOW,
         ingest={"rejected": {"no trace id": 3, "x": 0}, "refused_requests": {}},
-        progress={"left_out": {"duplicates": {"same trace and span id": 2}, "expired": {}}},
+        progress={
+            "left_out": {"duplicates": {"same trace and span id": 2}, "expired": {}},
+            "kept": {"spans": 7, "dropped": {"beyond the size limit": 5}},
+        },
     )
     assert state.drops() == {
         "rejected spans": {"no trace id": 3},
         "duplicates": {"same trace and span id": 2},
+        "kept spans": {"beyond the size limit": 5},
     }
 
 
@@ -429,25 +495,37 @@ def test_the_last_account_of_the_demo_counts() -> None:
     [
         (
             Sent(10, 10),
-            Counted(10),
+            CommittedSpans(10),
             10,
             True,
             "balance: 10 spans sent = 10 acknowledged = 10 counted",
         ),
-        (Sent(10, 10), Counted(10, duplicates=3), 13, True, "3 repeated deliveries counted once"),
-        (Sent(10, 10), Counted(15), 15, True, "5 from other senders"),
-        (Sent(10, 10), Counted(10), None, True, "10 counted"),
-        (Sent(10, 9), Counted(9), 9, False, "10 spans sent ≠ 9 acknowledged = 9 counted"),
-        (Sent(10, 10), Counted(9), 10, False, "10 acknowledged ≠ 9 counted"),
-        (Sent(10, 10), Counted(11), 10, False, "10 acknowledged ≠ 11 counted"),
-        (Sent(10, 10), Counted(9, quarantined=1), 10, False, "1 quarantined"),
-        (Sent(10, 10), Counted(8), 8, False, "OUT OF BALANCE: 10 spans sent = 10 acknowledged ≠ 8"),
-        (Sent(10, 10), Counted(9), None, False, "OUT OF BALANCE"),
-        (None, Counted(9), 9, False, "gave no result"),
+        (
+            Sent(10, 10),
+            CommittedSpans(10, duplicates=3),
+            13,
+            True,
+            "3 repeated deliveries counted once",
+        ),
+        (Sent(10, 10), CommittedSpans(15), 15, True, "5 from other senders"),
+        (Sent(10, 10), CommittedSpans(10), None, True, "10 counted"),
+        (Sent(10, 9), CommittedSpans(9), 9, False, "10 spans sent ≠ 9 acknowledged = 9 counted"),
+        (Sent(10, 10), CommittedSpans(9), 10, False, "10 acknowledged ≠ 9 counted"),
+        (Sent(10, 10), CommittedSpans(11), 10, False, "10 acknowledged ≠ 11 counted"),
+        (Sent(10, 10), CommittedSpans(9, quarantined=1), 10, False, "1 quarantined"),
+        (
+            Sent(10, 10),
+            CommittedSpans(8),
+            8,
+            False,
+            "OUT OF BALANCE: 10 spans sent = 10 acknowledged ≠ 8",
+        ),
+        (Sent(10, 10), CommittedSpans(9), None, False, "OUT OF BALANCE"),
+        (None, CommittedSpans(9), 9, False, "gave no result"),
     ],
 )
 def test_the_balance(
-    sent: Sent | None, counted: Counted, received: int | None, equal: bool, text: str
+    sent: Sent | None, counted: CommittedSpans, received: int | None, equal: bool, text: str
 ) -> None:
     """Sent = acknowledged = counted, with others and repeated deliveries taken into account."""
     verdict = balance(sent, counted, received)
@@ -464,8 +542,8 @@ def test_spans_are_counted_by_the_store() -> None:
         ("quarantined", "Span", "no time"): 1,
         ("quarantined", "Span", "odd"): 1,
     }
-    assert counted_of(counters) == Counted(7, 2, 2)
-    assert Counted(7, 2, 2).since(Counted(5, 2, 0)) == Counted(2, 0, 2)
+    assert counted_of(counters) == CommittedSpans(7, 2, 2)
+    assert CommittedSpans(7, 2, 2).since(CommittedSpans(5, 2, 0)) == CommittedSpans(2, 0, 2)
 
 
 def value(metric: str, entity: str, number: Any) -> dict[str, Value]:
@@ -501,7 +579,8 @@ def test_the_view_shows_the_road_and_the_tables() -> None:
         progress={"last_batch": 3, "committed_at": NOW - 2, "spans": 1200, "duplicates": 1},
         backlog=Backlog(2, 2048, 1.5),
     )
-    tables = Tables(202402291345, (ServiceRow("[red]cart", 5, 120, 990, 0.995, 0.8),))
+    services = (ServiceRow("[red]cart", 5, 120, 990, 0.995, 0.8),)
+    tables = Tables(202402291345, services, filling=True)
     with console.capture() as shown:
         console.print(draw(state, tables, 1000.0))
     text = shown.get()
@@ -511,7 +590,7 @@ def test_the_view_shows_the_road_and_the_tables() -> None:
         "pressure CRITICAL",
         "2 segments, 2.0 KiB, the oldest 1.5 s old",
         "batch 3, committed 2 s ago; 1,200 spans counted, 1 duplicate dropped",
-        "service, 13:45 UTC",
+        "service, 13:45 UTC so far",
         "[red]cart",
         "99.50%",
         "0.800",
@@ -524,7 +603,7 @@ def test_the_view_shows_the_road_and_the_tables() -> None:
 
 
 def test_tables_are_read_from_a_store(tmp_path: Path) -> None:
-    """Of the newest minute, and the slowest statements of its hour; metrics may be missing."""
+    """Of the newest complete minute, and the slowest of its hour; metrics may be missing."""
     script = """
         service_cpm = from(Endpoint.*).cpm();
         service_resp_time = from(Endpoint.latency).longAvg();
@@ -541,8 +620,32 @@ def test_tables_are_read_from_a_store(tmp_path: Path) -> None:
         writer.write(Measurement(20), Measurement(40), Measurement(90, entity="two"))
         writer.write(Measurement(1, minute=BEFORE), topn=statements)
         screen = read_tables(store)
-    assert screen.minute == MINUTE
+    assert (screen.minute, screen.filling) == (MINUTE, False)
     assert screen.services == (ServiceRow("one", 2, 30, 40), ServiceRow("two", 1, 90, 90))
     assert [statement.statement for statement in screen.statements] == [
         f"select {ms}" for ms in range(309, 304, -1)
     ]
+
+
+@pytest.mark.parametrize(
+    ("after_s", "shown"),
+    [(30, BEFORE), (119, BEFORE), (120, MINUTE), (9, EARLIER)],
+    ids=["filling", "not yet silent", "silent", "the one before not yet settled"],
+)
+def test_the_minute_that_is_filling_is_not_shown(tmp_path: Path, after_s: int, shown: int) -> None:
+    """But the one before, until nothing new came for a minute after the end of the newest."""
+    with open_store(f"sqlite:///{tmp_path}/metrics.db") as store:
+        writer = Writer(store, script="service_cpm = from(Endpoint.*).cpm();")
+        writer.write(*(Measurement(1, minute=minute) for minute in (EARLIER, BEFORE, MINUTE)))
+        tables = read_tables(store, bucket_start(MINUTE).timestamp() + after_s)
+    assert (tables.minute, tables.filling) == (shown, False)
+    assert tables.services == (ServiceRow("one", 1),)
+
+
+def test_a_minute_that_is_alone_is_shown_while_it_fills(tmp_path: Path) -> None:
+    """And said to be so far only; what is more than an hour older is not shown instead."""
+    with open_store(f"sqlite:///{tmp_path}/metrics.db") as store:
+        writer = Writer(store, script="service_cpm = from(Endpoint.*).cpm();")
+        writer.write(Measurement(1, minute=202403011059), Measurement(1, minute=MINUTE))
+        tables = read_tables(store, bucket_start(MINUTE).timestamp() + 30)
+    assert (tables.minute, tables.filling) == (MINUTE, True)

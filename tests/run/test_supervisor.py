@@ -126,8 +126,12 @@ def test_a_home_is_one_run_s(tmp_path: Path) -> None:
         with pytest.raises(HomeInUseError, match=r"process 4711.*--home"), home.locked():
             pass
     assert not home.is_locked()
+    left = (home.run / ".ingest.json.1f.tmp", home.folder / ".source.json.1f.tmp")
+    for path in left:  # processes were killed as they wrote these
+        path.touch()
+        os.utime(path, (1000, 1000))
     with home.locked():
-        pass
+        assert not any(path.exists() for path in left)
 
 
 def test_leftovers_of_a_killed_run_are_waited_for(tmp_path: Path) -> None:

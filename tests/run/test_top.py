@@ -171,6 +171,13 @@ def test_a_topic_stands_in_the_spools_place(messages: int | None, said: str) -> 
     assert below[road.index("topic") :].startswith(said)
 
 
+def test_a_batch_that_hangs_is_shown_in_place_of_the_newest() -> None:
+    """For how long it has been running."""
+    text = shown(told(long_batch={"batch": 42, "seconds": 720.0}), Sheet(160))
+    assert "12 min so far" in text
+    assert "2.00 s last" not in text
+
+
 @pytest.mark.parametrize("width", [40, 80, 119, 120, 160, 300])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     """A line that is wrapped would tear the picture apart."""

@@ -26,6 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--spans", type=float, default=2_000.0, help="a second (default: 2000)")
     parser.add_argument("--burst", type=float, default=10.0, help="times as many in a burst")
     parser.add_argument(
+        "--spacing", type=float, default=20.0, help="seconds between disturbances (default: 20)"
+    )
+    parser.add_argument(
         "--without", action="append", default=[], metavar="KIND", help=f"one of: {', '.join(KINDS)}"
     )
     parser.add_argument("--out", type=Path, default=Path("build/soak"), help="for the results")
@@ -38,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seed=given.seed,
         traffic=Traffic(spans_per_s=given.spans, burst=given.burst),
         without=frozenset(given.without),
+        spacing_s=given.spacing,
     )
     if given.work is None:
         with tempfile.TemporaryDirectory(prefix="batchmill-soak-") as folder:

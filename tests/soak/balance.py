@@ -2,15 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 
-from batchmill.sources import Grain
+from batchmill.sources import Grain, bucket_start
 from batchmill.store import Store
 
 SPAN = "Span"
 AHEAD = "time too far ahead"
+LATE_COPY_S = 60.0
+"""A request that was sent twice may be stored a second time so long after its acknowledgement."""
+CLOCK_S = 5.0
+"""Processes may notice so late that a clock is right again."""
+COMPARED = 0.3
+"""At least this share of the calls must be in minutes that are compared exactly."""
 Counters = Mapping[tuple[str, str, str], int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the sender of a request knows of it at the end; times are by the right clock."""
+
+    made_s: float
+    acknowledged_s: float | None
+    spans: int
+    calls: Mapping[int, int]
+    """How many of its spans are calls of a service, by the minute of their own time."""
+    repeated: int = 0
+    """How often it was sent again, because its answer did not arrive."""
+    skew_days: int = 0
+    """The clock of its sender was so wrong."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockMove:
+    """The clocks of the whole machine were wrong for a while; times are by the right one."""
+
+    began_s: float
+    ended_s: float
+    unread_since_s: float
+    """When the oldest segment was written that the pipeline had not read as it began."""
+    is_ahead: bool
+
+    def may_concern(self, request: Request) -> bool:
+        """Whether it is not known what becomes of a request.
+
+        Its own times are by the wrong clock; or the pipeline may have read it by a clock that is
+        behind, and then it is too new; or it was sent again, and the pipeline may have forgotten
+        the first copy, as time has jumped. What a clock that is ahead calls too old counts.
+        """
+        if request.made_s > self.ended_s + CLOCK_S:
+            return False
+        if request.made_s >= self.began_s:
+            return True
+        acknowledged_s = request.acknowledged_s
+        unread = acknowledged_s is None or acknowledged_s >= self.unread_since_s - LATE_COPY_S
+        return unread and (request.repeated > 0 or not self.is_ahead)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,15 +70,61 @@ class Sent:
     acknowledged: int = 0
     repeated: int = 0
     """Spans of requests that were sent again, because their answer did not arrive."""
-    served: int = 0
-    """Spans among them that are calls of a service."""
     ahead: int = 0
     """Spans among them whose time is days ahead: each delivery of one is quarantined."""
     repeated_ahead: int = 0
-    served_ahead: int = 0
+    behind: int = 0
     repeated_behind: int = 0
     """Spans of days ago are not remembered, so a second delivery may count again."""
-    served_behind: int = 0
+    near: int = 0
+    """Spans near a move of the machine's clock: they may count, be quarantined or expire."""
+    repeated_near: int = 0
+    calls: Mapping[int, int] = field(default_factory=dict)
+    """The calls that must be counted, by minute; none of any minute that is not here."""
+    open_minutes: Set[int] = frozenset()
+    """Minutes of which it is not known how many calls count."""
+    open_calls: int = 0
+    """The most that may be counted in those together."""
+
+    @property
+    def compared(self) -> float:
+        """The share of calls in minutes that are compared exactly."""
+        exact = sum(self.calls.values())
+        return exact / (exact + self.open_calls) if self.open_calls else 1.0
+
+
+def sent_of(requests: Iterable[Request], moves: Sequence[ClockMove] = ()) -> Sent:
+    """The senders' side of the books.
+
+    Once the machine's clock was moved, a store may keep rows of days ago for hours: see
+    ``docs/operations.md``, Clocks.
+    """
+    totals: Counter[str] = Counter()
+    calls: Counter[int] = Counter()
+    unclear: Counter[int] = Counter()
+    for request in requests:
+        again = request.spans * request.repeated
+        totals["spans"] += request.spans
+        totals["repeated"] += again
+        if request.acknowledged_s is not None:
+            totals["acknowledged"] += request.spans
+        near = any(move.may_concern(request) for move in moves)
+        kind = "near" if near else "ahead" if request.skew_days > 0 else "behind"
+        if near or request.skew_days:
+            totals[kind] += request.spans
+            totals[f"repeated_{kind}"] += again
+        if near or (request.skew_days < 0 and moves):
+            for minute, count in request.calls.items():
+                unclear[minute] += count * (1 + request.repeated)
+        elif not request.skew_days:
+            calls.update(request.calls)
+    exact = {minute: count for minute, count in calls.items() if minute not in unclear}
+    return Sent(
+        **totals,
+        calls=exact,
+        open_minutes=unclear.keys(),
+        open_calls=unclear.total() + calls.total() - sum(exact.values()),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +139,8 @@ class Counted:
     """Segments that could not be read."""
     expired: int = 0
     """Rows older than the TTL, of all sources."""
-    calls: int = 0
-    """The sum of ``service_cpm`` over all minutes and services."""
+    calls: Mapping[int, int]
+    """The sum of ``service_cpm`` over all services, by minute."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +153,14 @@ class Balance:
 
 def read_counted(store: Store) -> Counted:
     """What a store has counted."""
-    values = [value.value for value in store.values("service_cpm", grain=Grain.MINUTE)]
-    return counted_of(store.counters(), sum(n for n in values if isinstance(n, int)))
+    calls: Counter[int] = Counter()
+    for value in store.values("service_cpm", grain=Grain.MINUTE):
+        if isinstance(value.value, int):
+            calls[int(bucket_start(value.bucket).timestamp()) // 60] += value.value
+    return counted_of(store.counters(), calls)
 
 
-def counted_of(counters: Counters, calls: int) -> Counted:
+def counted_of(counters: Counters, calls: Mapping[int, int]) -> Counted:
     """The counters that concern spans."""
 
     def total(wanted: str, source: str | None = SPAN) -> int:
@@ -87,40 +184,14 @@ def counted_of(counters: Counters, calls: int) -> Counted:
     )
 
 
-def balance(name: str, sent: Sent, counted: Counted, *, clock_moved: bool) -> Balance:
-    """Compare them; with ``clock_moved``, what is left out because of its time is not judged.
+def balance(name: str, sent: Sent, counted: Counted) -> Balance:
+    """Compare them.
 
-    A machine whose clock jumps calls good spans too old, or too new: each of them is still in the
-    counters, under that reason, but the sender cannot know how many.
+    A machine whose clock jumps calls good spans too new, or forgets that it had them: each is still
+    in the counters, but the sender cannot know under which. That is allowed for requests near a
+    move of the clock, and for no others.
     """
-    problems = []
-    if sent.acknowledged != sent.spans:
-        problems.append(f"{sent.spans - sent.acknowledged:,} spans were never acknowledged")
-    quarantined = sum(counted.quarantined.values())
-    ahead = counted.quarantined.get(AHEAD, 0)
-    if clock_moved:
-        excess = counted.spans + quarantined - sent.acknowledged
-        spare = sent.repeated
-    else:
-        excess = counted.spans - (sent.acknowledged - sent.ahead)
-        spare = sent.repeated_behind
-        if not 0 <= ahead - sent.ahead <= sent.repeated_ahead or quarantined != ahead:
-            problems.append(
-                f"{sent.ahead:,} spans were days ahead; quarantined: {dict(counted.quarantined)}"
-            )
-        if counted.expired and not sent.served_behind:
-            problems.append(f"rows of good spans were too old: {counted.expired:,}")
-        calls = sent.served - sent.served_ahead - sent.served_behind
-        if counted.calls != calls:
-            problems.append(
-                f"service_cpm has {counted.calls:,} calls, and {calls:,} were sent: "
-                f"{counted.calls - calls:+,}"
-            )
-    if not 0 <= excess <= spare:
-        problems.append(
-            f"{sent.acknowledged:,} spans were acknowledged; {counted.spans:,} are counted and "
-            f"{quarantined:,} quarantined: {excess:+,}"
-        )
+    problems = [*_span_problems(sent, counted), *_call_problems(sent, counted)]
     if counted.duplicates > sent.repeated:
         problems.append(
             f"{counted.duplicates:,} duplicates, but only {sent.repeated:,} were sent again"
@@ -129,9 +200,65 @@ def balance(name: str, sent: Sent, counted: Counted, *, clock_moved: bool) -> Ba
         problems.append(f"segments that could not be read: {counted.lost_segments:,}")
     left_out = {**counted.quarantined, "expired rows": counted.expired}
     notes = [f"{count:,} {reason}" for reason, count in left_out.items() if count]
+    if sent.open_minutes:
+        share = f"{sent.compared:.0%} of the calls compared by minute"
+        notes.append(f"{sent.near:,} spans near a clock move, {share}")
     text = (
         f"{name}: {sent.spans:,} sent, {sent.acknowledged:,} acknowledged, {counted.spans:,} "
         f"counted, {counted.duplicates:,} duplicates dropped of {sent.repeated:,} sent again, "
-        f"{counted.calls:,} calls in the metrics"
+        f"{sum(counted.calls.values()):,} calls in the metrics"
     )
     return Balance(f"{text} ({'; '.join(notes)})" if notes else text, tuple(problems))
+
+
+def _span_problems(sent: Sent, counted: Counted) -> list[str]:
+    problems = []
+    if sent.acknowledged != sent.spans:
+        problems.append(f"{sent.spans - sent.acknowledged:,} spans were never acknowledged")
+    quarantined = sum(counted.quarantined.values())
+    ahead = counted.quarantined.get(AHEAD, 0)
+    most_ahead = sent.ahead + sent.repeated_ahead + sent.near + sent.repeated_near
+    if not sent.ahead <= ahead <= most_ahead or quarantined != ahead:
+        problems.append(
+            f"{sent.ahead:,} to {most_ahead:,} spans were days ahead; quarantined: "
+            f"{dict(counted.quarantined)}"
+        )
+    if counted.expired and not sent.behind and not sent.near:
+        problems.append(f"rows of good spans were too old: {counted.expired:,}")
+    excess = counted.spans + ahead - sent.acknowledged
+    spare = sent.repeated_ahead + sent.repeated_behind + sent.repeated_near
+    most = sent.acknowledged - sent.ahead + sent.repeated_behind + sent.repeated_near
+    if not 0 <= excess <= spare or counted.spans > most:
+        problems.append(
+            f"{sent.acknowledged:,} spans were acknowledged; {counted.spans:,} are counted and "
+            f"{quarantined:,} quarantined: {excess:+,}"
+        )
+    return problems
+
+
+def _call_problems(sent: Sent, counted: Counted) -> list[str]:
+    problems = []
+    minutes = (sent.calls.keys() | counted.calls.keys()) - sent.open_minutes
+    wrong = {
+        minute: counted.calls.get(minute, 0) - sent.calls.get(minute, 0)
+        for minute in sorted(minutes)
+        if counted.calls.get(minute, 0) != sent.calls.get(minute, 0)
+    }
+    if wrong:
+        some = ", ".join(f"{count:+,} in {minute}" for minute, count in list(wrong.items())[:9])
+        problems.append(
+            f"service_cpm differs from the calls that were sent in {len(wrong)} of {len(minutes)} "
+            f"minutes by {sum(wrong.values()):+,} (minutes since 1970: {some})"
+        )
+    inside = sum(counted.calls.get(minute, 0) for minute in sent.open_minutes)
+    if inside > sent.open_calls:
+        problems.append(
+            f"service_cpm has {inside:,} calls near moves of the clock, and at most "
+            f"{sent.open_calls:,} were sent"
+        )
+    if sent.compared < COMPARED:
+        problems.append(
+            f"only {sent.compared:.0%} of the calls are in minutes away from moves of the clock, "
+            "too few to judge: the pipeline was far behind when they happened"
+        )
+    return problems

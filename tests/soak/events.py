@@ -12,12 +12,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
+from batchmill.run import spool_backlog
+from tests.soak.balance import ClockMove
 from tests.soak.load import Load
 from tests.soak.schedule import Disturbance
 from tests.soak.stage import Stage
 from tests.soak.strangers import Strangers
+from tests.soak.verdict import Happened
 
 DAY_S = 86_400.0
+AGAIN_S = 5.0
+PATIENCE_S = 300.0
+"""How long a disturbance waits for its target, such as a pipeline that starts."""
 
 
 class Director:
@@ -25,11 +31,13 @@ class Director:
 
     def __init__(self, stage: Stage, loads: Mapping[str, Load], say: Callable[[str], None]) -> None:
         self._stage, self._loads, self._say = stage, loads, say
-        self._running: dict[Disturbance, AbstractContextManager[object]] = {}
+        self._running: dict[Disturbance, tuple[AbstractContextManager[object], float]] = {}
+        self.happened: list[Happened] = []
+        """Times are of the monotonic clock."""
         self.log: list[tuple[float, str]] = []
         """When what has happened, in seconds since the start."""
         self.missed: list[str] = []
-        """What did not happen, as its target did not run at that moment."""
+        """What did not happen, as its target did not run."""
 
     def play(self, plan: list[Disturbance], seconds: float, end: threading.Event) -> None:
         """Have everything happen in time; returns after ``seconds``, or at ``end``."""
@@ -42,10 +50,17 @@ class Director:
                 at_s, _, what, event = heapq.heappop(moments)
                 if end.wait(max(0.0, start + min(at_s, seconds) - time.monotonic())):
                     return
-                if what == "end" or at_s >= seconds:
+                if what == "end":
                     self._finish(event)
-                elif self._begin(event, time.monotonic() - start) and event.lasts_s:
-                    heapq.heappush(moments, (at_s + event.lasts_s, next(order), "end", event))
+                elif at_s >= seconds:
+                    self._miss(event, time.monotonic() - start)
+                elif self._begin(event, time.monotonic() - start):
+                    if event.lasts_s:
+                        heapq.heappush(moments, (at_s + event.lasts_s, next(order), "end", event))
+                elif at_s < event.at_s + PATIENCE_S:
+                    heapq.heappush(moments, (at_s + AGAIN_S, next(order), "begin", event))
+                else:
+                    self._miss(event, time.monotonic() - start)
             end.wait(max(0.0, start + seconds - time.monotonic()))
         finally:
             for event in list(self._running):
@@ -54,20 +69,25 @@ class Director:
     def _begin(self, event: Disturbance, at_s: float) -> bool:
         disturb = self._disturb(event)
         if disturb is None:
-            self.missed.append(str(event))
-            self._say(f"{at_s:6.0f} s  {event}: not there")
             return False
+        began_s = time.monotonic()
         disturb.__enter__()
         self.log.append((at_s, str(event)))
         self._say(f"{at_s:6.0f} s  {event}")
-        if event.lasts_s:
-            self._running[event] = disturb
+        self._running[event] = disturb, began_s
+        if not event.lasts_s:
+            self._finish(event)
         return True
 
+    def _miss(self, event: Disturbance, at_s: float) -> None:
+        self.missed.append(str(event))
+        self._say(f"{at_s:6.0f} s  {event}: not there")
+
     def _finish(self, event: Disturbance) -> None:
-        disturb = self._running.pop(event, None)
-        if disturb is not None:
+        if event in self._running:
+            disturb, began_s = self._running.pop(event)
             disturb.__exit__(None, None, None)
+            self.happened.append(Happened(event, began_s, time.monotonic()))
 
     def _disturb(self, event: Disturbance) -> AbstractContextManager[object] | None:
         """What makes an event happen; None: it cannot happen now."""
@@ -78,7 +98,8 @@ class Director:
                 return None
             return _kill(pid) if event.kind == "kill" else _stopped(pid)
         if event.kind == "strangers":
-            return Strangers(event.target, stage.ports)
+            attack, _, listener = event.target.rpartition(" at ")
+            return Strangers(attack, stage.listeners[listener])
         if event.kind == "peer":
             return _peer(stage, event.target)
         if event.kind == "sender clock":
@@ -94,14 +115,26 @@ class Director:
 
     @contextlib.contextmanager
     def _moved_clock(self, seconds: float) -> Iterator[None]:
+        unread_since_s, began_s = {}, time.time()
         with contextlib.ExitStack() as stack:
-            for load in self._loads.values():
+            for road, load in self._loads.items():
                 stack.enter_context(_set(load, "machine_skew_s", seconds))
+                spool = self._stage.homes[road].spool
+                unread_since_s[road] = began_s - spool_backlog(spool).oldest_s
             self._stage.move_clock(seconds)
             try:
                 yield
             finally:
                 self._stage.move_clock(0)
+        for road, load in self._loads.items():
+            load.moves.append(
+                ClockMove(
+                    began_s=began_s,
+                    ended_s=time.time(),
+                    unread_since_s=unread_since_s[road],
+                    is_ahead=seconds > 0,
+                )
+            )
 
 
 @contextlib.contextmanager

@@ -19,15 +19,17 @@ from typing import Self
 
 import grpc
 import numpy as np
+import numpy.typing as npt
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from benchmarks.ingest_bodies import Body, Made, trace
+from benchmarks.ingest_bodies import SPREAD_NS, Body, Made, trace
 from tests.kit.ingest import PROTOBUF
-from tests.soak.balance import Sent
+from tests.soak.balance import ClockMove, Request, Sent, sent_of
+from tests.soak.verdict import Attempt
 
 TRACES = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
-IN_A_REQUEST = 400
-DAYS_NS = 40 * 86_400 * 10**9
+DAY_NS = 86_400 * 10**9
+MINUTE_NS = 60 * 10**9
 _ANSWER_S = 10.0
 _RETRY_S = 0.3
 _TICK_S = 0.05
@@ -37,14 +39,29 @@ _WAITING = 300
 """Requests that may wait for a sender; at the limit, the rate is not reached: see ``missed``."""
 
 
-@dataclass(frozen=True)
-class Request:
+@dataclass
+class Parcel:
     """A request that is to be acknowledged."""
 
     body: bytes
     spans: int
-    served: int
+    calls: dict[int, int]
+    """Spans that are calls of a service, by the minute of their own time."""
     skew_days: int = 0
+    made_s: float = field(default_factory=time.time)
+    acknowledged_s: float | None = None
+    repeated: int = 0
+
+    def facts(self) -> Request:
+        """For the books."""
+        return Request(
+            made_s=self.made_s,
+            acknowledged_s=self.acknowledged_s,
+            spans=self.spans,
+            calls=self.calls,
+            repeated=self.repeated,
+            skew_days=self.skew_days,
+        )
 
 
 @dataclass
@@ -53,7 +70,8 @@ class Bodies:
 
     seed: int
     new_names: float
-    _numbers: Iterator[int] = field(default_factory=lambda: iter(range(10**9)))
+    in_a_request: int = 400
+    """At least so many spans: a request has whole traces."""
 
     def __post_init__(self) -> None:
         self._rng = random.Random(f"bodies {self.seed}")
@@ -66,19 +84,23 @@ class Bodies:
         self._made[self._next % _BODIES] = self._make()
         self._next += 1
 
-    def request(self, skew_days: int = 0, machine_skew_s: float = 0.0) -> Request:
+    def parcel(self, skew_days: int = 0, machine_skew_s: float = 0.0) -> Parcel:
         """The next request, whose spans end about now by the sender's clock."""
-        body, served = self._rng.choice(self._made)
-        now_ns = time.time_ns() + skew_days * DAYS_NS // 40 + int(machine_skew_s * 1e9)
-        return Request(body.fresh(self._ids, now_ns), body.spans, served, skew_days)
+        body, starts_ns = self._rng.choice(self._made)
+        now_ns = time.time_ns() + skew_days * DAY_NS + int(machine_skew_s * 1e9)
+        minutes = (starts_ns + (now_ns - SPREAD_NS)) // MINUTE_NS
+        calls = dict(Counter(minutes.tolist()))
+        return Parcel(body.fresh(self._ids, now_ns), body.spans, calls, skew_days)
 
-    def _make(self) -> tuple[Body, int]:
+    def _make(self) -> tuple[Body, npt.NDArray[np.int64]]:
+        """A body, and when in it each call of a service starts."""
         spans: list[Made] = []
-        while len(spans) < IN_A_REQUEST:
-            spans += trace(self._rng, self._rng.randrange(500_000_000))
+        while len(spans) < self.in_a_request:
+            spans += trace(self._rng, self._rng.randrange(SPREAD_NS))
         # Whole traces and no part of one: no call waits for a partner that never comes.
         spans = [self._renamed(span) for span in spans]
-        return Body(spans), sum(span.kind == Span.SPAN_KIND_SERVER for span in spans)
+        served = [span.start_ns for span in spans if span.kind == Span.SPAN_KIND_SERVER]
+        return Body(spans), np.asarray(served, np.int64)
 
     def _renamed(self, span: Made) -> Made:
         if span.kind != Span.SPAN_KIND_SERVER or self._rng.random() >= self.new_names:
@@ -102,16 +124,22 @@ class Load:
         token: str,
         rate: Callable[[float], float],
         bodies: Bodies,
+        *,
+        plain: float,
         senders: tuple[int, int] = (24, 8),
     ) -> None:
+        """``plain``: spans a second; where the rate is above that, it is a burst."""
         self._http_port, self._grpc_port = ports
         self._token = token
         self._rate = rate
         self._bodies = bodies
-        self._waiting: queue.Queue[Request] = queue.Queue(_WAITING)
+        self._plain = plain
+        self._parcels: list[Parcel] = []
+        self._waiting: queue.Queue[Parcel] = queue.Queue(_WAITING)
         self._over = threading.Event()
         self._gone = threading.Event()
         self._lock = threading.Lock()
+        self._bursting = False
         self._counts: Counter[str] = Counter()
         self._pacer = threading.Thread(target=self._pace, name="pacer")
         self._senders = [
@@ -123,6 +151,10 @@ class Load:
         """The clock of a sender is so wrong; one request in ten is that sender's."""
         self.machine_skew_s = 0.0
         """The clock of the machine is so wrong."""
+        self.moves: list[ClockMove] = []
+        """When it was."""
+        self.attempts: list[Attempt] = []
+        """When a request was sent, each time, and whether it was acknowledged."""
 
     def __enter__(self) -> Self:
         for thread in (self._pacer, *self._senders):
@@ -149,15 +181,17 @@ class Load:
             return self._counts["spans"] - self._counts["acknowledged"]
 
     def counts(self) -> dict[str, int]:
-        """All counters so far; ``missed``: spans that were not made, as too many waited."""
+        """All counters so far.
+
+        ``missed`` spans were ``due``, and not made, as too many waited; with ``burst_``, in bursts.
+        ``burst_acknowledged`` are those whose answer came while a burst lasted.
+        """
         with self._lock:
             return dict(self._counts)
 
     def sent(self) -> Sent:
         """The senders' side of the balance."""
-        counts = self.counts()
-        names = Sent.__dataclass_fields__
-        return Sent(**{name: counts.get(name, 0) for name in names})
+        return sent_of((parcel.facts() for parcel in self._parcels), self.moves)
 
     def _pace(self) -> None:
         start = last = renewed = time.monotonic()
@@ -165,32 +199,37 @@ class Load:
         number = 0
         while not self._over.wait(_TICK_S):
             now = time.monotonic()
-            due += self._rate(now - start) * (now - last)
+            rate = self._rate(now - start)
+            due += rate * (now - last)
             last = now
             if now - renewed > _NEW_BODY_S:
                 self._bodies.renew()
                 renewed = now
-            while due >= IN_A_REQUEST:
+            self._bursting = rate > self._plain
+            burst = "burst_" if self._bursting else ""
+            while due >= self._bodies.in_a_request:
                 number += 1
                 skew = self.skew_days if number % 10 == 0 else 0
-                request = self._bodies.request(skew, self.machine_skew_s)
-                due -= request.spans
+                parcel = self._bodies.parcel(skew, self.machine_skew_s)
+                due -= parcel.spans
                 # Counted first: a sender may have acknowledged it before put() returns.
-                self._note(spans=request.spans, served=request.served, **_skewed(request, ""))
+                self._note(spans=parcel.spans, **{f"{burst}due": parcel.spans})
+                self._parcels.append(parcel)
                 try:
-                    self._waiting.put_nowait(request)
+                    self._waiting.put_nowait(parcel)
                 except queue.Full:
-                    gone = {"spans": request.spans, "served": request.served}
-                    gone |= _skewed(request, "")
-                    self._note(**{name: -count for name, count in gone.items()})
-                    self._note(missed=request.spans + max(0, int(due)))
+                    self._parcels.pop()
+                    rest = max(0, int(due))
                     due = 0.0
+                    missed = {f"{burst}missed": parcel.spans + rest, f"{burst}due": rest}
+                    self._note(spans=-parcel.spans, **missed)
+        self._bursting = False
 
     def _note(self, **counts: int) -> None:
         with self._lock:
             self._counts.update(counts)
 
-    def _requests(self) -> Iterator[Request]:
+    def _next(self) -> Iterator[Parcel]:
         while not self._gone.is_set():
             try:
                 yield self._waiting.get(timeout=_RETRY_S)
@@ -198,23 +237,29 @@ class Load:
                 if self._over.is_set() and not self._pacer.is_alive():
                     return
 
-    def _deliver(self, request: Request, send: Callable[[Request], str]) -> None:
+    def _deliver(self, parcel: Parcel, send: Callable[[bytes], str]) -> None:
         """Send a request until it is acknowledged; each try has an outcome."""
         while not self._gone.is_set():
-            outcome = send(request)
+            start = time.monotonic()
+            outcome = send(parcel.body)
+            self.attempts.append(Attempt(start, outcome == "ok"))
             self._note(**{f"{outcome} requests": 1})
             if outcome == "ok":
-                self._note(acknowledged=request.spans)
+                parcel.acknowledged_s = time.time()
+                parcel.body = b""
+                self._note(acknowledged=parcel.spans)
+                if self._bursting:
+                    self._note(burst_acknowledged=parcel.spans)
                 return
             if outcome == "unclear":  # it may have been stored
-                self._note(repeated=request.spans, **_skewed(request, "repeated_"))
+                parcel.repeated += 1
             self._gone.wait(_RETRY_S)
 
     def _send_http(self) -> None:
         headers = {"content-type": PROTOBUF, "authorization": f"Bearer {self._token}"}
         link: http.client.HTTPConnection | None = None
 
-        def send(request: Request) -> str:
+        def send(body: bytes) -> str:
             nonlocal link
             try:
                 if link is None:
@@ -226,7 +271,7 @@ class Load:
                 link = None
                 return "no connection"
             try:
-                link.request("POST", "/v1/traces", request.body, headers)
+                link.request("POST", "/v1/traces", body, headers)
                 answer = link.getresponse()
                 said = answer.read()
             except (OSError, http.client.HTTPException):
@@ -237,8 +282,8 @@ class Load:
                 return "partial" if said else "ok"
             return "refused" if answer.status == 503 else f"odd {answer.status}"
 
-        for request in self._requests():
-            self._deliver(request, send)
+        for parcel in self._next():
+            self._deliver(parcel, send)
         if link is not None:
             link.close()
 
@@ -248,9 +293,9 @@ class Load:
         with grpc.insecure_channel(f"127.0.0.1:{self._grpc_port}", options) as channel:
             call = channel.unary_unary(TRACES)
 
-            def send(request: Request) -> str:
+            def send(body: bytes) -> str:
                 try:
-                    said = call(request.body, timeout=_ANSWER_S, metadata=metadata)
+                    said = call(body, timeout=_ANSWER_S, metadata=metadata)
                 except grpc.RpcError as error:
                     code = error.code()
                     # Without a connection, and refused with a reason, it says UNAVAILABLE as well.
@@ -261,16 +306,5 @@ class Load:
                     return "unclear" if code in unclear else f"odd {code.name}"
                 return "partial" if said else "ok"
 
-            for request in self._requests():
-                self._deliver(request, send)
-
-
-def _skewed(request: Request, prefix: str) -> dict[str, int]:
-    """The counters of a request whose sender's clock is wrong."""
-    if request.skew_days > 0:
-        counts = {"ahead": request.spans} | ({} if prefix else {"served_ahead": request.served})
-    elif request.skew_days < 0:
-        counts = {"behind": request.spans} | ({} if prefix else {"served_behind": request.served})
-    else:
-        return {}
-    return {f"{prefix}{name}": count for name, count in counts.items()}
+            for parcel in self._next():
+                self._deliver(parcel, send)

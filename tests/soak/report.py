@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,8 @@ from typing import Any
 
 from benchmarks.machine import machine
 from benchmarks.plots_model import Curves, Plot
-from tests.soak.growth import Series
 from tests.soak.schedule import Plan
+from tests.soak.verdict import Series, Share
 
 _MOST_POINTS = 120
 
@@ -34,9 +35,24 @@ class Result:
     notes: Sequence[str]
     counts: Mapping[str, Mapping[str, int]]
     starts: Mapping[str, int]
-    unanswered_pages: int
+    pages: Share
+    """Those that were answered while the web UI was not killed or stopped."""
+    shares: Mapping[str, Share]
+    """By attack: honest clients that were answered meanwhile."""
     load_average: float
     machine: Mapping[str, Any] = field(default_factory=machine)
+
+    def bursts(self) -> dict[str, dict[str, float]]:
+        """By road that has bursts: spans a second, as planned and as acknowledged meanwhile."""
+        seconds = self.plan.traffic.bursting_s(self.seconds)
+        return {
+            road: {
+                "planned_spans_per_s": round(counts["burst_due"] / seconds),
+                "reached_spans_per_s": round(counts.get("burst_acknowledged", 0) / seconds),
+            }
+            for road, counts in self.counts.items()
+            if seconds and counts.get("burst_due")
+        }
 
     def summary(self) -> dict[str, Any]:
         """Everything but the samples, of which it has a few figures each."""
@@ -53,8 +69,10 @@ class Result:
             "events": [{"at_s": round(at_s, 1), "event": text} for at_s, text in self.events],
             "missed": list(self.missed),
             "senders": {road: dict(counts) for road, counts in self.counts.items()},
+            "bursts": self.bursts(),
             "starts": dict(self.starts),
-            "unanswered_pages": self.unanswered_pages,
+            "pages": str(self.pages),
+            "answered_under_attack": {what: str(share) for what, share in self.shares.items()},
             "load_average": round(self.load_average, 1),
             "machine": dict(self.machine),
             "series": {name: _figures(series) for name, series in self.series.items()},
@@ -70,11 +88,23 @@ class Result:
             *(f"  note: {note}" for note in self.notes),
             *(f"  {line}" for line in self.balances),
             *(
-                f"  {road}: {counts['missed']:,} spans were not made, as too many waited"
+                f"  {road}: {counts.get('missed', 0):,} of {counts['due']:,} spans were not sent, "
+                f"{counts.get('burst_missed', 0):,} of {counts.get('burst_due', 0):,} in bursts"
                 for road, counts in self.counts.items()
-                if counts.get("missed")
             ),
-            f"  pages that were not answered: {self.unanswered_pages}",
+            *(
+                f"  {road}: bursts of {burst['planned_spans_per_s']:,} spans/s were planned, "
+                f"{burst['reached_spans_per_s']:,} were acknowledged while they lasted"
+                for road, burst in self.bursts().items()
+            ),
+            f"  pages answered: {self.pages}",
+            *(f"  answered, {attack}: {share}" for attack, share in self.shares.items()),
+            *(f"  did not happen: {event}" for event in self.missed),
+            *(
+                ["  growth is not judged: a run of less than 15 minutes is all warm-up"]
+                if math.isinf(plan.judged_from_s)
+                else []
+            ),
         ]
         lines += [f"  FAILED: {problem}" for problem in self.problems]
         return [*lines, "failed" if self.problems else "passed"]
@@ -99,8 +129,9 @@ def draw(folder: Path, target: Path) -> None:
     content = (folder / "samples.csv").read_bytes()
     source = f"samples.csv sha256:{hashlib.sha256(content).hexdigest()}"
     paint(plot(summary, read_samples(folder)), target, machine=summary["machine"], source=source)
-    # A tenth of a point is enough, and a third of the bytes.
-    target.write_text(re.sub(r"(\d+\.\d)\d+", r"\1", target.read_text("utf-8")), "utf-8")
+    # A tenth of a point is enough, and a third of the bytes. Versions (3.11.7) stay.
+    text = re.sub(r"(?<![\d.])(\d+\.\d)\d+(?![\d.])", r"\1", target.read_text("utf-8"))
+    target.write_text(text, "utf-8")
 
 
 def read_samples(folder: Path) -> dict[str, list[tuple[float, float]]]:

@@ -6,16 +6,28 @@ then, is not repeatable: that is what a soak is for.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+SIDE = "side-"
+"""So begin the names of what belongs to the side road, whose store is PostgreSQL."""
+PIPELINES = ("pipeline", "side-pipeline")
+SPARK = ("jvm", "daemon", "worker")
+"""The processes below a pipeline: the daemon of Python forks the workers."""
 VICTIMS = (
-    *("supervisor", "ingest", "pipeline", "pipeline-jvm", "pipeline-worker", "web", "export"),
-    *("export-2", "side-ingest", "side-pipeline"),
+    *("supervisor", "guard", "ingest", "web", "export", "export-2", "alerts", "side-ingest"),
+    *(name for own in PIPELINES for name in (own, *(f"{own}-{below}" for below in SPARK))),
 )
-"""Processes that are killed and stopped; those of the side road read and write PostgreSQL's."""
-STRANGERS = ("idle connections", "endless headers", "noise", "silent calls")
+"""Processes that are killed and stopped: all there are, see ``probes.Probes.unknown``.
+
+``guard`` is that of any process below the supervisor: see ``batchmill/run/child.py``.
+"""
+GRPC_STRANGERS = ("silent calls", "idle gRPC connections", "gRPC noise")
+STRANGERS = ("idle connections", "endless headers", "noise", *GRPC_STRANGERS)
+LISTENERS = ("ingest", "side-ingest", "web")
+"""What strangers attack; the web UI has no gRPC."""
 KINDS = (
     *("kill", "stop", "postgres", "disk", "machine clock", "sender clock", "peer", "strangers"),
 )
@@ -56,6 +68,11 @@ class Traffic:
         bursting = at_s % self.every_s >= self.every_s - self.burst_s
         return self.spans_per_s * (self.burst if bursting else 1.0)
 
+    def bursting_s(self, seconds: float) -> float:
+        """How long the bursts of so many seconds last together."""
+        periods, rest = divmod(seconds, self.every_s)
+        return periods * self.burst_s + max(0.0, rest - self.every_s + self.burst_s)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -66,20 +83,21 @@ class Plan:
     traffic: Traffic = field(default_factory=Traffic)
     without: frozenset[str] = frozenset()
     """Kinds of disturbances that are left out."""
+    side_road: bool = True
     spacing_s: float = 20.0
     """From one disturbance to the next, on average."""
     calm_start_s: float = 90.0
     calm_end_s: float = 60.0
     """Nothing happens at the start and at the end."""
     warm_up_s: float = 600.0
-    """Growth is judged from then on; at least a third of the run is left for it."""
+    """Growth is judged from then on, if at least a third of the run is left for it."""
     longest_s: float = 25.0
     """The longest that anything is stopped, full or slow."""
 
     @property
     def judged_from_s(self) -> float:
-        """When the warm-up is over."""
-        return min(self.warm_up_s, self.seconds * 2 / 3)
+        """When the warm-up is over; never in a run that is hardly longer."""
+        return self.warm_up_s if self.seconds >= self.warm_up_s * 3 / 2 else math.inf
 
     def disturbances(self) -> list[Disturbance]:
         """All of them, in order; each kind with each target comes before any comes again."""
@@ -87,7 +105,7 @@ class Plan:
         count = int((self.seconds - self.calm_start_s - self.calm_end_s) / self.spacing_s)
         pairs: list[tuple[str, str]] = []
         while len(pairs) < count:
-            once_each = [pair for pair in _pairs() if pair[0] not in self.without]
+            once_each = [pair for pair in _pairs() if self._has(*pair)]
             if not once_each:
                 return []
             rng.shuffle(once_each)
@@ -97,9 +115,14 @@ class Plan:
             for number in range(count)
         ]
         return [
-            Disturbance(at_s, kind, target, _lasts_s(kind, target, self.longest_s, rng))
+            Disturbance(at_s, kind, target, _lasts_s(kind, self.longest_s, rng))
             for at_s, (kind, target) in zip(moments, pairs, strict=False)
         ]
+
+    def _has(self, kind: str, target: str) -> bool:
+        """Whether a disturbance is part of it."""
+        is_side = kind == "postgres" or target.rpartition(" at ")[2].startswith(SIDE)
+        return kind not in self.without and (self.side_road or not is_side)
 
 
 def _pairs() -> list[tuple[str, str]]:
@@ -112,18 +135,25 @@ def _pairs() -> list[tuple[str, str]]:
         "machine clock": ("40 days ahead", "40 days behind"),
         "sender clock": ("40 days ahead", "40 days behind"),
         "peer": ("slow", "dead", "refuses"),
-        "strangers": STRANGERS,
+        "strangers": [
+            f"{attack} at {listener}"
+            for attack in STRANGERS
+            for listener in LISTENERS
+            if listener != "web" or attack not in GRPC_STRANGERS
+        ],
     }
     return [(kind, target) for kind in KINDS for target in targets[kind]]
 
 
-def _lasts_s(kind: str, target: str, longest_s: float, rng: random.Random) -> float:
+def _lasts_s(kind: str, longest_s: float, rng: random.Random) -> float:
     if kind == "kill":
         return 0.0
     if kind == "sender clock":
         return min(2.0, longest_s)
     if kind == "machine clock":
         return min(10.0, longest_s)
+    if kind == "strangers":  # it takes some seconds until all of them are there
+        return rng.uniform(longest_s * 3 / 5, longest_s)
     return rng.uniform(longest_s / 5, longest_s)
 
 

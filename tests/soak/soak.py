@@ -16,13 +16,22 @@ from tests.kit.processes import running_pid
 from tests.kit.threads import until
 from tests.soak.balance import balance, read_counted
 from tests.soak.events import Director
-from tests.soak.growth import problems
 from tests.soak.load import Bodies, Load
 from tests.soak.probes import BOUNDS, Probes
 from tests.soak.report import Result
 from tests.soak.schedule import Plan
 from tests.soak.stage import TOKEN, Stage, stage
+from tests.soak.verdict import (
+    Share,
+    growth_problems,
+    load_problems,
+    plan_problems,
+    shares_under_attack,
+    undisturbed,
+)
 
+RECEIVERS = {"main": "ingest", "side": "side-ingest"}
+"""What the senders of a road send to."""
 START_S = 180.0
 SETTLE_S = 600.0
 """How long everything may take to be acknowledged and committed once the traffic is over."""
@@ -44,6 +53,8 @@ def run_soak(
     ) as made:
         for note in made.notes:
             say(f"note: {note}")
+        plan = made.possible(plan)
+        planned = plan.disturbances()
         loads = _loads(plan, made)
         running_pid(made.home.supervisor, "ingest", START_S)
         until(lambda: "pipeline-jvm" in made.pids(), "the pipeline starts", START_S)
@@ -53,7 +64,7 @@ def run_soak(
             probes = stack.enter_context(Probes(made, loads))
             for load in loads.values():
                 stack.enter_context(load)
-            director.play(plan.disturbances(), plan.seconds, threading.Event())
+            director.play(planned, plan.seconds, threading.Event())
             seconds = time.monotonic() - start
             for load in loads.values():
                 load.finish()
@@ -66,13 +77,26 @@ def run_soak(
         for road, load in loads.items():
             with open_store(made.store_urls[road], create=False) as store:
                 counted = read_counted(store)
-            books = balance(road, load.sent(), counted, clock_moved=made.clock is not None)
+            books = balance(road, load.sent(), counted)
             texts.append(books.text)
             found += [f"{road}: {problem}" for problem in books.problems]
             odd = [name for name in load.counts() if name.startswith(("odd", "partial"))]
             found += [f"{road}: senders got {name}" for name in odd]
+            found += [f"{road}: {problem}" for problem in load_problems(load.counts())]
+        found += plan_problems(planned, director.happened)
+        attempts = {"web": probes.pages} | {
+            listener: loads[road].attempts for road, listener in RECEIVERS.items() if road in loads
+        }
+        shares = shares_under_attack(attempts, director.happened)
+        pages = Share.of(undisturbed("web", probes.pages, director.happened))
+        found += [
+            f"{what}: honest clients that were answered: {share}"
+            for what, share in (*shares.items(), ("pages", pages))
+            if share.is_bad
+        ]
+        found += [f"the process {name} is no victim" for name in sorted(probes.unknown)]
         series = probes.series()
-        found += problems(series, BOUNDS, plan.judged_from_s)
+        found += growth_problems(series, BOUNDS, plan.judged_from_s, seconds)
         return Result(
             plan=plan,
             seconds=seconds,
@@ -84,7 +108,8 @@ def run_soak(
             notes=made.notes,
             counts={road: load.counts() for road, load in loads.items()},
             starts={name: service.starts for name, service in made.services.items()},
-            unanswered_pages=probes.unanswered,
+            pages=pages,
+            shares=shares,
             load_average=statistics.median(probes.load_average or [0.0]),
         )
 
@@ -92,11 +117,14 @@ def run_soak(
 def _loads(plan: Plan, made: Stage) -> dict[str, Load]:
     traffic = plan.traffic
     main = Bodies(plan.seed, traffic.new_names)
-    loads = {"main": Load(made.ports, TOKEN, traffic.rate, main)}
+    loads = {"main": Load(made.ports, TOKEN, traffic.rate, main, plain=traffic.spans_per_s)}
     if made.postgres is not None:
-        bodies = Bodies(plan.seed + 1, traffic.new_names)
+        # Small requests: enough of them are sent while strangers attack.
+        bodies = Bodies(plan.seed + 1, traffic.new_names, in_a_request=30)
         rate = traffic.side_spans_per_s
-        loads["side"] = Load(made.side_ports, TOKEN, lambda _: rate, bodies, senders=(1, 1))
+        loads["side"] = Load(
+            made.side_ports, TOKEN, lambda _: rate, bodies, plain=rate, senders=(2, 2)
+        )
     return loads
 
 
@@ -105,8 +133,10 @@ def _settle(made: Stage, loads: Mapping[str, Load]) -> list[str]:
     waits: list[tuple[str, Callable[[], bool]]] = [
         (f"all spans of {road} are acknowledged", load.is_done) for road, load in loads.items()
     ]
-    spools = {"main": made.home.spool, "side": made.side.spool}
-    waits += [(f"the spool of {road} is read", partial(_is_read, spools[road])) for road in loads]
+    waits += [
+        (f"the spool of {road} is read", partial(_is_read, made.homes[road].spool))
+        for road in loads
+    ]
     deadline = time.monotonic() + SETTLE_S
     problems = []
     for what, done in waits:

@@ -9,25 +9,28 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from batchmill.alerts import DEMO_RULES
 from batchmill.files import read_json
 from batchmill.run import Home
 from tests.kit.files import ROOT, leave_no_room, resize, small_disk
 from tests.kit.processes import free_ports
 from tests.kit.servers.postgres import Postgres, make_postgres
 from tests.kit.threads import PATIENCE_S
+from tests.soak.schedule import PIPELINES, Plan
 
 TOKEN = "soak"
 SOURCE = Path(__file__).parent
@@ -114,7 +117,7 @@ class Clock:
 
 
 class Peer:
-    """Where an exporter sends to: it takes all, or is slow, refuses or is gone."""
+    """Where an exporter and alerts send to: it takes all, or is slow, refuses or is gone."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -127,6 +130,11 @@ class Peer:
     def target(self) -> str:
         """As an exporter names it."""
         return f"otlp+http://127.0.0.1:{self.port}"
+
+    @property
+    def webhook(self) -> str:
+        """For alerts."""
+        return f"http://127.0.0.1:{self.port}/alerts"
 
     def open(self) -> None:
         """Listen."""
@@ -176,7 +184,7 @@ class Stage:
 
     folder: Path
     scratch: Path
-    """For temporary files of all processes; not on the small disk."""
+    """For temporary files of all processes but the pipelines; not on the small disk."""
     home: Home
     side: Home
     ports: tuple[int, int]
@@ -194,18 +202,45 @@ class Stage:
     """What is left out, and why."""
     _end: threading.Event = field(default_factory=threading.Event)
 
+    @property
+    def homes(self) -> dict[str, Home]:
+        """By road."""
+        return {"main": self.home, "side": self.side}
+
+    @property
+    def listeners(self) -> dict[str, tuple[int, int]]:
+        """The ports of HTTP and gRPC of all that can be attacked."""
+        return {"ingest": self.ports, "side-ingest": self.side_ports, "web": (self.web_port, 0)}
+
+    def possible(self, plan: Plan) -> Plan:
+        """The plan without what cannot happen here."""
+        missing = {"disk"} if not self.disk else set()
+        missing |= {"machine clock"} if self.clock is None else set()
+        side_road = self.postgres is not None
+        return replace(plan, without=plan.without | missing, side_road=side_road)
+
     def pids(self) -> dict[str, int]:
         """The ids of all processes by the names of ``schedule.VICTIMS``; only those that run."""
         pids = {name: service.pid for name, service in self.services.items()}
         pids["supervisor"] = pids.pop("run")
-        report = read_json(self.home.supervisor) or {}
-        if report.get("pid") == pids["supervisor"]:
-            known = report.get("processes", {})
-            pids |= {name: int(entry.get("pid") or 0) for name, entry in known.items()}
-        for name in ("pipeline", "side-pipeline"):
-            java, worker = _below(pids.get(name, 0))
-            pids |= {f"{name}-jvm": java, f"{name}-worker": worker}
+        own = self._supervised(pids["supervisor"])
+        pids |= own
+        if guards := _guards(own.values()):
+            pids["guard"] = guards[0]
+        for name in PIPELINES:
+            below = _below(pids.get(name, 0))
+            pids |= {f"{name}-{process}": pid for process, pid in below.items()}
         return {name: pid for name, pid in pids.items() if pid and _exists(pid)}
+
+    def guards(self) -> list[int]:
+        """All of them; :meth:`pids` has the first."""
+        return _guards(self._supervised(self.services["run"].pid).values())
+
+    def _supervised(self, supervisor: int) -> dict[str, int]:
+        """What the supervisor has started, by its report."""
+        report = read_json(self.home.supervisor) or {}
+        known = report.get("processes", {}) if report.get("pid") == supervisor else {}
+        return {name: int(entry.get("pid") or 0) for name, entry in known.items()}
 
     def keep_alive(self) -> None:
         """Start again what has ended, until the end."""
@@ -259,10 +294,9 @@ def stage(
             notes.append("no side road: PostgreSQL is not installed")
         clock, environment = _clock(work, without, notes), dict(os.environ)
         environment |= {"SPARK_LOCAL_IP": "127.0.0.1", "BATCHMILL_TOKEN": TOKEN, **env}
-        # A JVM that is killed leaves its folder for temporary files behind.
         scratch = work / "tmp"
         scratch.mkdir(exist_ok=True)
-        environment |= {"TMPDIR": str(scratch), "SPARK_LOCAL_DIRS": str(scratch)}
+        environment["TMPDIR"] = str(scratch)
         if clock is not None:
             environment |= clock.environment
         http, grpc, web, page, peer_port, side_http, side_grpc = free_ports(7)
@@ -276,6 +310,7 @@ def stage(
                 *(*batchmill, "run", f"--home={home.folder}", "--drain=120"),
                 *(f"--http-port={http}", f"--grpc-port={grpc}", f"--web-port={web}"),
                 *(f"--export-to={peer.target}", f"--export-to=prometheus://127.0.0.1:{page}"),
+                *(f"--alerts={DEMO_RULES}", f"--alerts-to={peer.webhook}"),
                 *options,
             ]
         }
@@ -290,10 +325,12 @@ def stage(
             commands["side-pipeline"] = [
                 *(*batchmill, "pipeline", f"--spool={side.spool}", f"--store={store_urls['side']}"),
                 *(f"--checkpoint={side.checkpoint}", f"--quarantine={side.quarantine}"),
-                *("--remove-read", "--dedup=10m", *options),
+                *(f"--temporary={side.temporary}", "--remove-read", "--dedup=10m", *options),
             ]
-        logs = work / "logs"
+        # On the small disk as well: a process must not end because it cannot write its log.
+        logs = folder / "logs"
         logs.mkdir(exist_ok=True)
+        stack.callback(shutil.copytree, logs, work / "logs", dirs_exist_ok=True)
         services = {
             name: Service(command, logs / f"{name}.log", environment)
             for name, command in commands.items()
@@ -321,29 +358,42 @@ def _clock(work: Path, without: frozenset[str], notes: list[str]) -> Clock | Non
         return None
 
 
-def _below(pid: int) -> tuple[int, int]:
-    """The JVM below a pipeline, and one of its Python workers; 0: there is none."""
-    java = worker = 0
-    for child in children(pid) if pid else ():
-        name = _comm(child)
-        if name == "java":
-            java = child
-        elif java and name.startswith("python"):
-            worker = child  # the youngest is last: a worker, and not the daemon that forks them
-    return java, worker
+def _below(pid: int) -> dict[str, int]:
+    """The JVM below a pipeline, Python's daemon below that, and its youngest worker."""
+    below: dict[str, int] = {}
+    for name, program in (("jvm", "java"), ("daemon", "python"), ("worker", "python")):
+        own = [child for child in started_by(pid) if comm(child).startswith(program)]
+        if not own:
+            break
+        pid = below[name] = own[-1]
+    return below
+
+
+def _guards(pids: Iterable[int]) -> list[int]:
+    """The guards of processes: each has forked it before anything else."""
+    own = [next(iter(started_by(pid)), 0) for pid in pids]
+    return [pid for pid in own if comm(pid).startswith("python")]
+
+
+def started_by(pid: int) -> list[int]:
+    """The processes that one has started, oldest first."""
+    own: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            own += map(int, (task / "children").read_text().split())
+    return own
 
 
 def children(pid: int) -> list[int]:
     """The processes that one has started, and those that they have."""
     below = [pid]
     for parent in below:
-        for task in Path(f"/proc/{parent}/task").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                below += map(int, (task / "children").read_text().split())
+        below += started_by(parent)
     return below[1:]
 
 
-def _comm(pid: int) -> str:
+def comm(pid: int) -> str:
+    """The name of a process's program; empty if there is no such process."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip()
     return ""

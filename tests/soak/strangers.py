@@ -11,21 +11,34 @@ from typing import Self
 
 from tests.http.http2 import Http2Client
 
-MANY = 300
-"""Connections of one attack."""
-_PAUSE_S = 0.01
+MANY = 1_000
+"""Connections, or calls, of one attack."""
+_AT_ONCE = 20
+"""Connections that are opened from one pause to the next: all are there after some seconds."""
+_CALLS = 30
+"""On one connection: more than 32 are refused at once."""
+_PAUSE_S = 0.05
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""So begins a connection of HTTP/2."""
 
 
 class Strangers:
-    """One kind of attack on a receiver while it is entered; see ``schedule.STRANGERS``."""
+    """One kind of attack while it is entered; see ``schedule.STRANGERS``.
+
+    ``ports``: of HTTP and of gRPC, of what is attacked.
+    """
 
     def __init__(self, kind: str, ports: tuple[int, int]) -> None:
         self._http_port, self._grpc_port = ports
         attacks: dict[str, Callable[[], Iterator[None]]] = {
-            "idle connections": lambda: self._hold(b""),
-            "endless headers": lambda: self._hold(b"POST /v1/traces HTTP/1.1\r\nhost: x\r\nx: "),
-            "noise": self._noise,
+            "idle connections": lambda: self._hold(self._http_port, b""),
+            "endless headers": lambda: self._hold(
+                self._http_port, b"POST /v1/traces HTTP/1.1\r\nhost: x\r\nx: "
+            ),
+            "noise": lambda: self._noise(self._http_port, b""),
             "silent calls": self._silent_calls,
+            "idle gRPC connections": lambda: self._hold(self._grpc_port, b""),
+            "gRPC noise": lambda: self._noise(self._grpc_port, _PREFACE),
         }
         self._attack = attacks[kind]
         self._end = threading.Event()
@@ -48,21 +61,22 @@ class Strangers:
                         return
             self._end.wait(0.5)
 
-    def _connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self._http_port), timeout=2)
+    def _connect(self, port: int) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", port), timeout=2)
 
-    def _hold(self, opening: bytes) -> Iterator[None]:
-        """Open connections until there are many, then open those again that were closed."""
+    def _hold(self, port: int, opening: bytes) -> Iterator[None]:
+        """Open connections until there are many, and those again that were closed."""
         links: list[socket.socket] = []
         try:
             while True:
-                if len(links) < MANY:
-                    link = self._connect()
+                links = [link for link in links if self._is_open(link, b"y" * bool(opening))]
+                for number in range(MANY - len(links)):
+                    link = self._connect(port)
                     links.append(link)
                     link.sendall(opening)
                     link.setblocking(False)
-                else:
-                    links = [link for link in links if self._is_open(link, b"y" * bool(opening))]
+                    if number % _AT_ONCE == 0:
+                        yield
                 yield
         finally:
             for link in links:
@@ -80,20 +94,21 @@ class Strangers:
         link.close()
         return False
 
-    def _noise(self) -> Iterator[None]:
-        """Bytes that are not HTTP."""
+    def _noise(self, port: int, opening: bytes) -> Iterator[None]:
+        """Bytes that are not HTTP, at once, and after an opening that is right."""
         while True:
-            with self._connect() as link, contextlib.suppress(OSError):
-                link.sendall(os.urandom(512) + b"\r\n\r\n")
+            for number in range(_AT_ONCE // 4):
+                with self._connect(port) as link, contextlib.suppress(OSError):
+                    link.sendall(opening * (number % 2) + os.urandom(512) + b"\r\n\r\n")
             yield
 
     def _silent_calls(self) -> Iterator[None]:
         """Calls of gRPC whose message never comes."""
         with contextlib.ExitStack() as stack:
-            for _ in range(20):
+            for _ in range(MANY // _CALLS):
                 client = stack.enter_context(Http2Client(f"127.0.0.1:{self._grpc_port}"))
-                for _ in range(10):
+                for _ in range(_CALLS):
                     client.start()
                 yield
-            for _ in range(200):
+            for _ in range(100):  # longer than any of them lasts
                 yield

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
-from tests.soak.schedule import KINDS, VICTIMS, Plan, Traffic, unknown_kinds
+from tests.soak.schedule import (
+    GRPC_STRANGERS,
+    KINDS,
+    LISTENERS,
+    STRANGERS,
+    VICTIMS,
+    Plan,
+    Traffic,
+    unknown_kinds,
+)
 
 HOUR = Plan(seconds=3600, seed=3)
 
@@ -21,6 +31,8 @@ def test_every_process_is_killed_and_stopped_within_half_an_hour() -> None:
     assert {event.kind for event in events} == set(KINDS)
     for kind in ("kill", "stop"):
         assert {event.target for event in events if event.kind == kind} == set(VICTIMS)
+    attacks = {event.target for event in events if event.kind == "strangers"}
+    assert len(attacks) == len(STRANGERS) * len(LISTENERS) - len(GRPC_STRANGERS)
 
 
 def test_a_kind_that_is_left_out_does_not_happen() -> None:
@@ -28,6 +40,13 @@ def test_a_kind_that_is_left_out_does_not_happen() -> None:
     events = Plan(without=frozenset({"machine clock", "disk"})).disturbances()
     assert {event.kind for event in events} == set(KINDS) - {"machine clock", "disk"}
     assert Plan(without=frozenset(KINDS)).disturbances() == []
+
+
+def test_without_a_side_road_nothing_of_it_is_disturbed() -> None:
+    """Neither its processes nor its database, and nobody attacks it."""
+    events = Plan(side_road=False).disturbances()
+    assert not [event for event in events if "side-" in event.target or event.kind == "postgres"]
+    assert any(event.target == "noise at web" for event in events)
 
 
 def test_the_start_and_the_end_are_calm() -> None:
@@ -53,10 +72,19 @@ def test_a_burst_is_the_last_minute_of_each_five() -> None:
     ]
 
 
+def test_bursts_last_as_long_as_the_rate_is_higher() -> None:
+    """Whole bursts, and the part of one that the end cuts off."""
+    traffic = Traffic()
+    for seconds in (0, 239, 270, 300, 570, 1_800):
+        high = sum(traffic.rate(at_s) > traffic.spans_per_s for at_s in range(seconds))
+        assert traffic.bursting_s(seconds) == high
+
+
 def test_growth_is_judged_in_a_third_of_the_run_at_least() -> None:
-    """Also in one that is shorter than the warm-up."""
+    """A run that is shorter is all warm-up."""
     assert HOUR.judged_from_s == 600
-    assert dataclasses.replace(HOUR, seconds=600).judged_from_s == 400
+    assert dataclasses.replace(HOUR, seconds=900).judged_from_s == 600
+    assert dataclasses.replace(HOUR, seconds=899).judged_from_s == math.inf
 
 
 def test_an_unknown_kind_is_named() -> None:

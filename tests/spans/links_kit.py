@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from batchmill.spans.columns import compact
+from batchmill.spans.hosts import KnownHosts
 from batchmill.spans.links import SUMMARY_SCHEMA, Links, link
 from batchmill.spans.sources import broker_rows, relation_rows
 from batchmill.spool import SPAN_COLUMNS, SpanBatch, span_table
@@ -53,8 +54,7 @@ class Run:
         self.rows: dict[str, list[dict[str, Any]]] = {source: [] for source in LINKED}
         """Those of all batches, by event type."""
         self.lost: Counter[str] = Counter()
-        self.answering: set[str] = set()
-        """The hosts outside that have answered."""
+        self.hosts = KnownHosts()
 
     def batch(self, spans: Iterable[Span], expire: int | None = None) -> list[dict[str, Any]]:
         """Link one batch; its relations."""
@@ -63,8 +63,8 @@ class Run:
             expire = self._number - self._window
         pending = pa.concat_tables(self._summaries.values()) if self._summaries else None
         new = compacted(spans)
-        links = link(new, pending, self._number, expire, frozenset(self.answering))
-        self.answering |= links.answering
+        links = link(new, pending, self._number, expire, self.hosts)
+        self.hosts = self.hosts.after(links.answered, links.given_up)
         self._summaries[self._number] = self.summary(new, links)
         self.lost += links.unresolved
         for number in [number for number in self._summaries if number <= (expire or 0)]:

@@ -180,6 +180,16 @@ def test_a_dictionary_has_each_text_once() -> None:
     assert made["service"].to_pylist() == ["shop", "shop", "unknown_service", "shop"]
 
 
+def test_a_code_of_rpc_has_at_most_64_characters() -> None:
+    """A longer one is cut: metrics keep codes, and a batch would have them once for each text."""
+    codes = ["OK", "x" * 64, "ü" * 64 + "1", "ü" * 64 + "2"]
+    spans = [span(code, attributes={"rpc.grpc.status_code": code}) for code in codes]
+    table = compacted(spans)
+    assert table["rpcStatusCode"].to_pylist() == ["OK", "x" * 64, "ü" * 64, "ü" * 64]
+    assert len(table["rpcStatusCode"].chunk(0).dictionary) == 3
+    assert rows_of(table) == [meaning(row) for row in spans]
+
+
 def test_many_distinct_texts() -> None:
     """Those that no span has any more, because its kind has no such column, are dropped."""
     count = 500

@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from batchmill.spans.hosts import is_outside
+from batchmill.spans.hosts import MOST_HOSTS, KnownHosts, is_outside
 from tests.kit.spark import EPOCH, in_order, span
-from tests.spans.links_kit import FAR, HOST, QUEUE, Run, brief, called, served, ways
+from tests.spans.links_kit import FAR, HOST, QUEUE, Run, Span, brief, called, served, ways
 
 
 def test_one_batch_gives_every_relation_of_its_spans() -> None:
@@ -249,25 +249,30 @@ def test_a_parent_delivered_again_relates_nothing_again() -> None:
 
 
 OUTSIDE = {"server.address": "api.pay.org", "server.port": "443"}
+PORTS = pytest.mark.parametrize("port", ["443", "587", "50051"])
 
 
-def test_a_call_to_a_host_outside_counts_at_once() -> None:
+@PORTS
+def test_a_call_to_a_host_outside_counts_at_once(port: str) -> None:
     """It has never answered, so nobody is waited for; and it counts once."""
     run = Run()
-    call = called("c", service="shop", name="POST /pay", attributes=OUTSIDE)
-    assert brief(run.batch([call])) == ["shop > api.pay.org:443/POST /pay CLIENT"]
+    host = OUTSIDE | {"server.port": port}
+    call = called("c", service="shop", name="POST /pay", attributes=host)
+    assert brief(run.batch([call])) == [f"shop > api.pay.org:{port}/POST /pay CLIENT"]
     assert run.waiting(1) == set()
     assert run.end() == []
 
 
-def test_who_answers_for_a_host_outside_later_has_its_relation() -> None:
+@PORTS
+def test_who_answers_for_a_host_outside_later_has_its_relation(port: str) -> None:
     """As the server saw it; the caller has counted its call. From then on calls to it wait."""
     run = Run()
-    run.batch([called("c", service="shop", name="call", attributes=OUTSIDE)])
+    host = OUTSIDE | {"server.port": port}
+    run.batch([called("c", service="shop", name="call", attributes=host)])
     late = run.batch([served("s", "c", service="pay", name="POST /pay")])
     assert brief(late) == ["shop > pay/POST /pay SERVER"]
-    assert run.answering == {"api.pay.org:443"}
-    assert run.batch([called("c", trace_id="2", service="shop", attributes=OUTSIDE)]) == []
+    assert run.hosts.answering == {f"api.pay.org:{port}"}
+    assert run.batch([called("c", trace_id="2", service="shop", attributes=host)]) == []
     answer = run.batch([served("s", "c", trace_id="2", service="pay", name="POST /pay")])
     assert brief(answer) == ["shop > pay/POST /pay CLIENT", "shop > pay/POST /pay SERVER"]
     assert run.end() == []
@@ -285,6 +290,116 @@ def test_who_answers_in_the_same_batch_is_who_was_called() -> None:
     assert run.end() == []
 
 
+LEGACY = {"server.address": "legacy", "server.port": "8080"}
+PRIVATE = {"server.address": "10.0.0.7", "server.port": "9000"}
+
+
+def legacy(trace: int, attributes: Span = LEGACY) -> Span:
+    """A call to a host that is not public."""
+    return called("c", trace_id=f"t{trace}", attributes=attributes)
+
+
+def answer(trace: int) -> Span:
+    """Who serves that call."""
+    return served("s", "c", trace_id=f"t{trace}", service="old", name="GET /")
+
+
+def silenced(*places: Span) -> Run:
+    """A run of four batches in which nobody has answered calls to these; none waits any more."""
+    run = Run(window=1)
+    for number in range(3):
+        run.batch([legacy(10 * place + number, to) for place, to in enumerate(places)])
+    run.batch([])
+    return run
+
+
+@pytest.mark.parametrize(
+    ("attributes", "place"),
+    [
+        (LEGACY, "legacy:8080"),
+        (PRIVATE, "10.0.0.7:9000"),
+        ({"server.address": "crm.internal"}, "crm.internal"),
+        (FAR, "far"),
+    ],
+)
+def test_only_the_first_calls_to_who_never_answers_wait(attributes: Span, place: str) -> None:
+    """Once calls were given up in three batches, the next count at once; each counts once."""
+    run = Run(window=1)
+    given_up = f"shop > {place}/op c CLIENT"
+    assert run.batch([legacy(1, attributes), legacy(2, attributes)]) == []
+    assert brief(run.batch([legacy(3, attributes)])) == [given_up] * 2
+    assert brief(run.batch([legacy(4, attributes)])) == [given_up]
+    assert brief(run.batch([legacy(5, attributes)])) == [given_up]
+    assert run.waiting(4) == {"c"}
+    assert brief(run.batch([legacy(6, attributes)])) == [given_up] * 2
+    assert run.waiting(5) == set()
+    assert brief(run.batch([legacy(7, attributes)])) == [given_up]
+    assert run.batch([]) == []
+    assert not run.lost
+
+
+def test_who_answers_after_all_has_its_relation_and_is_waited_for() -> None:
+    """The caller has counted its call for the host, once; the next one for who answers it."""
+    run = silenced(LEGACY)
+    assert brief(run.batch([legacy(4)])) == ["shop > legacy:8080/op c CLIENT"]
+    assert brief(run.batch([answer(4)])) == ["shop > old/GET / SERVER"]
+    assert run.batch([legacy(5)]) == []
+    both = ["shop > old/GET / CLIENT", "shop > old/GET / SERVER"]
+    assert brief(run.batch([answer(5)])) == both
+    for number in range(9, 14):  # it stays so, though nobody answers again
+        run.batch([legacy(number)])
+        assert run.waiting(number) == {"c"}
+
+
+def test_who_answers_in_the_same_batch_is_right_at_once() -> None:
+    """Though the host was silent until then."""
+    run = silenced(LEGACY)
+    both = ["shop > old/GET / CLIENT", "shop > old/GET / SERVER"]
+    assert brief(run.batch([legacy(4), answer(4)])) == both
+    assert run.batch([legacy(5)]) == []
+    assert run.waiting(6) == {"c"}
+
+
+def test_a_service_that_answers_some_calls_is_waited_for() -> None:
+    """An answer between calls that are given up, or in the same batch, begins the count anew."""
+    run = Run(window=1)
+    for trace in range(1, 7):
+        run.batch([legacy(trace)])
+        run.batch([legacy(100 + trace), answer(100 + trace)] if trace % 2 else [])
+    for trace in range(7, 12):
+        run.batch([legacy(trace), legacy(100 + trace), answer(100 + trace)])
+    run.batch([legacy(12)])
+    run.batch([legacy(13)])
+    # So far those of two batches were given up with no answer in between, and now the third.
+    assert brief(run.batch([legacy(14)])) == ["shop > legacy:8080/op c CLIENT"]
+    assert brief(run.batch([legacy(15)])) == ["shop > legacy:8080/op c CLIENT"] * 2
+
+
+def test_silent_hosts_are_told_apart() -> None:
+    """One that answers makes calls to it wait, not those to others."""
+    run = silenced(LEGACY, PRIVATE)
+    run.batch([legacy(4), legacy(14, PRIVATE)])
+    run.batch([answer(4)])
+    third = LEGACY | {"server.port": "8081"}
+    calls = [legacy(5), legacy(15, PRIVATE), legacy(25, third)]
+    assert brief(run.batch(calls)) == ["shop > 10.0.0.7:9000/op c CLIENT"]
+
+
+def test_so_many_silent_hosts_are_remembered() -> None:
+    """Of more the oldest is forgotten; one with an endless name is not remembered."""
+    names = [f"h{number:05}" for number in range(MOST_HOSTS)]
+    hosts = KnownHosts()
+    for _ in range(3):
+        hosts = hosts.after((), [*names, "x" * 254])
+    assert all(map(hosts.is_silent, names))
+    assert not hosts.is_silent("x" * 254)
+    for _ in range(3):
+        hosts = hosts.after((), ["new"])
+    assert hosts.is_silent("new")
+    assert not hosts.is_silent(names[0])
+    assert len(hosts.unanswered) == MOST_HOSTS
+
+
 @pytest.mark.parametrize(
     ("place", "outside"),
     [
@@ -293,18 +408,28 @@ def test_who_answers_in_the_same_batch_is_who_was_called() -> None:
         ("hooks.slack.com:80", True),
         ("93.184.216.34:443", True),
         ("[2606:2800:220:1::1]:443", True),
+        ("smtp.mail.de:587", True),
+        ("grpc.partner.io:50051", True),
+        ("partner.io:50051", True),
+        ("93.184.216.34:9000", True),
         ("orders:8080", False),
         ("orders.shop:8080", False),
         ("orders.shop.svc.cluster.local:80", False),
         ("payments.internal:443", False),
         ("localhost:443", False),
         ("10.0.0.7:443", False),
+        ("10.0.0.7:50051", False),
+        ("orders.shop.svc:50051", False),
         ("[::1]:443", False),
-        ("api.example.com:443", False),
+        ("payments.test:443", False),
+        ("bank.example:443", True),
+        ("api.example.com:50051", True),
+        (f"{'a' * 60}.{'b' * 60}.{'c' * 60}.{'d' * 66}.org", True),
+        (f"{'a' * 60}.{'b' * 60}.{'c' * 60}.{'d' * 67}.org", False),
         ("far", False),
         ("", False),
     ],
 )
 def test_which_hosts_are_outside(place: str, outside: bool) -> None:
-    """Those with a public name or address, at a port of the web."""
+    """Those with a public name or address; `orders.shop` at a port is a service of Kubernetes."""
     assert is_outside(place) == outside

@@ -242,7 +242,8 @@ def test_random_calls_to_hosts_outside_give_what_the_oracle_says(seed: int, batc
     spans: list[Span] = []
     for number in range(rng.randint(1, 25)):
         trace = f"t{number}"
-        host = {"server.address": f"api{rng.randrange(3)}.pay.org", "server.port": "443"}
+        port = rng.choice(("443", "50051"))
+        host = {"server.address": f"api{rng.randrange(3)}.pay.org", "server.port": port}
         spans.append(span("c", "CLIENT", trace_id=trace, service="a", attributes=host))
         spans += [
             served(f"s{child}", "c", trace_id=trace, service="b")
@@ -255,6 +256,40 @@ def test_random_calls_to_hosts_outside_give_what_the_oracle_says(seed: int, batc
         run.batch([one for one, own in zip(spans, arrived, strict=True) if own == batch])
     run.end()
     expected = spans_to_events(spans, counted_at_once(spans, arrived))
+    for source, rows in run.rows.items():
+        assert _counted(rows) == _counted(expected.events.get(source, [])), source
+    assert not run.lost
+
+
+@settings(max_examples=12)
+@given(
+    seed=st.integers(0, 2**32),
+    window=st.integers(1, 3),
+    speaks=st.sampled_from((0.0, 0.1, 0.5)),
+)
+def test_random_calls_to_hosts_that_seldom_answer_give_what_the_oracle_says(
+    seed: int, window: int, speaks: float
+) -> None:
+    """Each call counts once for its caller, whether its host was silent, began to answer, or not.
+
+    Of the services that answer, some spans come late, though within the wait.
+    """
+    rng = random.Random(seed)
+    spans: list[Span] = []
+    arrived: list[int] = []
+    batches = 12
+    for number in range(rng.randint(10, 80)):
+        host = {"server.address": rng.choice(("legacy", "10.0.0.7", "api.pay.org"))}
+        host |= {"server.port": "8080"}
+        spans.append(span("c", "CLIENT", trace_id=f"t{number}", service="a", attributes=host))
+        arrived.append(batch := rng.randrange(batches))
+        for child in range(rng.choice((1, 1, 2)) if rng.random() < speaks else 0):
+            spans.append(served(f"s{child}", "c", trace_id=f"t{number}", service="b"))
+            arrived.append(max(0, batch + rng.randint(-window, window)))
+    run = Run(window)
+    for batch in range(batches + 2 * window + 1):
+        run.batch([one for one, own in zip(spans, arrived, strict=True) if own == batch])
+    expected = spans_to_events(spans, counted_at_once(spans, arrived, window))
     for source, rows in run.rows.items():
         assert _counted(rows) == _counted(expected.events.get(source, [])), source
     assert not run.lost

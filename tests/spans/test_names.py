@@ -11,7 +11,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchmill.spans.names import normalise_name, normalise_names
+from batchmill.spans.names import names_of_endpoint, normalise_name, normalise_names
 from batchmill.spans.texts import Texts
 
 CHANGED = {
@@ -67,3 +67,12 @@ def test_a_span_with_a_route_keeps_its_name() -> None:
         *("/a/1", "/a/{id}", "/a/{id}", "/b"),
         None,
     ]
+
+
+def test_the_names_of_an_endpoint_are_those_that_become_it() -> None:
+    """Of all names, whatever precedes the first id; not the name that the endpoint itself has."""
+    names = sorted({*CHANGED, *CHANGED.values(), "/a?b", "/a b", "/a?x b"})
+    for endpoint in {*map(normalise_name, names), "/orders/4711", ""}:
+        became = [name for name in names if name != endpoint and normalise_name(name) == endpoint]
+        mask = names_of_endpoint(pa.array(names), endpoint)
+        assert [name for name, is_one in zip(names, mask, strict=True) if is_one] == became

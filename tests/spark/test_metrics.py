@@ -12,7 +12,7 @@ from batchmill.sources import Grain, UnknownNameError, bucket_start
 from batchmill.spark import metrics
 from batchmill.store import Value, open_store
 from tests.kit.pipelines import SMALL, endpoint_events, pipeline, write_segment
-from tests.kit.stores import Backend
+from tests.kit.stores import MINUTE, Backend, Measurement, Writer
 
 
 def rows_of(values: list[Value]) -> list[tuple[object, ...]]:
@@ -61,3 +61,14 @@ def test_a_frame_has_the_values_of_the_store(
     assert one.select("metric").distinct().toArrow().to_pylist() == [{"metric": names[0]}]
     with pytest.raises(UnknownNameError, match="no_such"):
         metrics(spark, backend.url, "no_such")
+
+
+def test_a_rate_is_divided_by_the_minutes_with_data(spark: SparkSession, tmp_path: Path) -> None:
+    """With ``covered``, as by the store; else by all minutes of the hour."""
+    url = f"sqlite:///{tmp_path}/metrics.db"
+    with open_store(url) as store:
+        calls = [Measurement(1, minute=MINUTE + at) for at in range(12) for _ in range(10)]
+        Writer(store, script="cpm = from(Endpoint.*).cpm();").write(*calls)
+    for covered, rate in ((True, 10.0), (False, 2.0)):
+        [row] = metrics(spark, url, "cpm", grain="hour", covered=covered).collect()
+        assert row["value"] == rate

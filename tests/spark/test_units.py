@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -14,11 +16,18 @@ from batchmill.aggregate import EntityBook
 from batchmill.errors import ConfigError
 from batchmill.sources import service_id
 from batchmill.spark import PipelineError, PipelineSettings
+from batchmill.spark.input.base import Choice, Input
+from batchmill.spark.input.books import Account, Books, Plan
+from batchmill.spark.input.choice import Pace
 from batchmill.spark.input.segments import local_path, source_of
-from batchmill.spark.runtime.books import Plan
 from batchmill.spark.runtime.checkpoint import open_checkpoint
+from batchmill.spark.runtime.stream import StreamRun
 from batchmill.spark.runtime.takeover import Marks
 from batchmill.spark.settings import trigger_seconds
+from batchmill.store import StoreError
+
+if TYPE_CHECKING:
+    from batchmill.spark.batch.writer import StreamWriter
 
 
 def test_entities_are_numbered_once_and_gather_their_layers() -> None:
@@ -64,6 +73,15 @@ def test_a_checkpoint_keeps_its_identity(tmp_path: Path) -> None:
     books.finish(0)
     assert first.marks() == Marks(0, 0)
     assert first.segments_until(0) == 1
+
+
+def test_what_a_killed_pipeline_was_writing_is_removed_from_the_checkpoint(tmp_path: Path) -> None:
+    """When the next one opens it."""
+    left = tmp_path / ".progress.json.1f.tmp"
+    left.touch()
+    os.utime(left, (1000, 1000))
+    open_checkpoint(tmp_path, "main", "store-1")
+    assert not left.exists()
 
 
 def test_a_checkpoint_is_of_one_stream(tmp_path: Path) -> None:
@@ -127,3 +145,47 @@ def test_a_trigger_that_is_no_time(trigger: str) -> None:
     """The error says what one looks like."""
     with pytest.raises(ConfigError, match="10 seconds"):
         trigger_seconds(trigger)
+
+
+def test_a_settle_that_failed_does_not_end_the_stream(tmp_path: Path) -> None:
+    """Called in another thread, it leaves its plan in the books: the stream runs it first."""
+    books = Books(tmp_path, Account())
+    books.open()
+    choices = [Choice(1, ("/a",)), Choice(1, ("/b",))]
+    batches: list[tuple[int, bool]] = []
+    reports: list[Any] = []
+
+    def write(plan: Plan, paths: Any) -> Any:
+        batches.append((plan.batch, plan.has_input))
+        if len(batches) == 2:
+            raise StoreError("the store does not answer")
+        return SimpleNamespace(with_upkeep=lambda seconds: plan.batch)
+
+    writer = SimpleNamespace(
+        divide=lambda: 2,
+        latest=lambda now: None,
+        clock_step=lambda now: 0.0,
+        settled=None,
+        jvm_is_gone=False,
+        write=write,
+        must_settle=lambda *_, **__: True,
+    )
+    source = SimpleNamespace(
+        choose=lambda pace: choices.pop(0) if choices else None, segments=lambda plan: ()
+    )
+    run = StreamRun(
+        cast("StreamWriter", writer),
+        books,
+        cast("Input", source),
+        reports.append,
+        lambda: False,
+        pace=Pace(None),
+        clock=lambda: 0.0,
+    )
+    assert run._run_next()
+    with pytest.raises(StoreError):
+        run.settle()
+    assert run._run_next()
+    assert not run._run_next()
+    assert batches == [(0, True), (1, False), (1, False), (2, True)]
+    assert reports == [0, 1, 2]

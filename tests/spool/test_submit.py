@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -141,6 +142,23 @@ def test_too_much_that_is_unread_is_refused(tmp_path: Path) -> None:
         until(lambda: spool.level() is Level.NORMAL, "the level falls")
         spool.submit("Span", spans([2])).result(WAIT_S)
     assert numbers_in(segments(tmp_path)) == [2]
+
+
+def test_the_bytes_that_are_unread_are_bounded(tmp_path: Path) -> None:
+    """With one segment more at most: the level is known before a request is taken."""
+    limit = 100_000
+    settings = SpoolSettings(
+        linger_s=0, unread_warning=limit, unread_critical=limit, unread_critical_plus=limit
+    )
+    sizes = [0]
+    with Spool(tmp_path, settings) as spool:
+        with contextlib.suppress(Overloaded):
+            while len(sizes) < 1000:
+                path = spool.submit("Span", spans(range(50))).result(WAIT_S)
+                sizes.append(path.stat().st_size)
+        with pytest.raises(Overloaded, match="the pipeline is behind"):
+            spool.submit("Span", spans([1]))
+    assert limit <= unread(tmp_path).bytes == sum(sizes) <= limit + max(sizes)
 
 
 def test_a_disk_with_little_room_left_is_critical(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from batchmill.store.clock import (
     RATE,
     RUN_S,
     Observation,
+    TrustedTime,
     WriterClock,
     minute_of,
     observe,
@@ -34,6 +35,21 @@ TRUSTED = WriterClock(NOON, 10 * HOUR_S)
 
 
 # The decision alone.
+
+
+def test_the_trusted_time_goes_on_between_commits() -> None:
+    """By a clock that nobody can set; to ask for the same again begins nothing anew."""
+    steady_s = 5.0
+    trusted = TrustedTime(lambda: steady_s)
+    assert trusted.now_s() is None
+    trusted.note(ClockState(NOON, NOON + 40 * DAY_S))
+    steady_s += 60
+    trusted.note(ClockState(NOON, NOON + 40 * DAY_S))
+    assert trusted.now_s() == NOON + 60
+    trusted.note(ClockState(NOON - DAY_S, NOON - DAY_S))
+    assert trusted.now_s() == NOON - DAY_S
+    trusted.note(ClockState(None, NOON, minute_of(NOON - 300 * DAY_S)))
+    assert trusted.now_s() == NOON - 300 * DAY_S, "only past events: their own time"
 
 
 def test_the_first_clock_is_trusted() -> None:

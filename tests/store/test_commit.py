@@ -12,16 +12,16 @@ from batchmill.sources import Grain, UnknownNameError
 from batchmill.store import (
     Batch,
     BatchGapError,
-    Carry,
     CheckpointMismatchError,
     Deltas,
     EntityRow,
     FencedError,
     LayoutChangedError,
     MetricConflictError,
-    StaleCarryError,
+    StaleStateError,
     StoreClosedError,
     StoreInUseError,
+    StreamFile,
 )
 from batchmill.store.sql.session import Session
 from tests.kit.processes import Life
@@ -196,29 +196,27 @@ def test_waiting_files_are_kept_until_dropped(backend: Backend) -> None:
     """Carried files survive a restart, oldest first, and go with the batch that drops them."""
     store = backend.open()
     writer = Writer(store)
-    young, old = Carry("b", 0, 2000, 5), Carry("a", 0, 1000, 7)
-    writer.write(add_carry=[young, old])
+    young, old = StreamFile("b", 0, 2000, 5), StreamFile("a", 0, 1000, 7)
+    writer.write(add_files=[young, old])
     assert store.claim("live", "checkpoint-1", fresh=False, committed=0).carry == (old, young)
     writer.claim = store.claim("live", "checkpoint-1", fresh=False, committed=0)
-    writer.write(drop_carry=["a"])
+    writer.write(drop_files=["a"])
     assert store.claim("live", "checkpoint-1", fresh=False, committed=1).carry == (young,)
 
 
-@pytest.mark.parametrize("settle", [True, False])
-def test_waiting_files_are_dropped_once(backend: Backend, settle: bool) -> None:
-    """A commit whose answer was lost is not done again: its waiting files are gone already."""
+def test_waiting_files_are_dropped_once(backend: Backend) -> None:
+    """A batch cannot drop a file that is gone already: its writer's view of the stream is old."""
     store = backend.open()
     writer = Writer(store)
-    writer.write(add_carry=[Carry("a", 0, 1000, 7), Carry("b", 0, 1000, 7)])
-    first = writer.batch([Measurement(30)], drop_carry=["a"], settle=True)
-    assert store.commit(first).applied
+    writer.write(add_files=[StreamFile("a", 0, 1000, 7), StreamFile("b", 0, 1000, 7)])
+    writer.write(Measurement(30), drop_files=["a"])
     before = all_states(store)
-    again = writer.batch([Measurement(30)], drop_carry=["b", "a"], settle=settle)
-    with pytest.raises(StaleCarryError, match="claim the stream again") as caught:
+    again = writer.batch([Measurement(30)], drop_files=["b", "a"])
+    with pytest.raises(StaleStateError, match="claim the stream again") as caught:
         store.commit(again)
     assert (caught.value.stream, caught.value.path) == ("live", "a")
     assert all_states(store) == before
-    writer.claim = store.claim("live", "checkpoint-1", fresh=False, committed=0)
+    writer.claim = store.claim("live", "checkpoint-1", fresh=False, committed=1)
     assert [file.path for file in writer.claim.carry] == ["b"]
 
 
@@ -237,19 +235,6 @@ def test_one_read_sees_one_moment(backend: Backend) -> None:
     read = store._read
     assert read(work) == ([(1,)], [(1,)], [(1,)])
     assert read(lambda session: session.rows(count)) == [(2,)]
-
-
-def test_settling_has_no_number(backend: Backend) -> None:
-    """A settling commit is applied whatever its number, and the next batch's number stays."""
-    store = backend.open()
-    writer = Writer(store)
-    writer.write(Measurement(30))
-    for _ in range(2):
-        assert store.commit(writer.batch([Measurement(40)], settle=True, number=0)).applied
-    assert [stream.last_batch for stream in store.streams()] == [0]
-    writer.write(Measurement(50))
-    rows = [Measurement(latency) for latency in (30, 40, 40, 50)]
-    assert all_states(store) == expected_states(writer.metrics, rows)
 
 
 def test_a_reader_sees_whole_batches_only(backend: Backend) -> None:
@@ -350,7 +335,7 @@ def test_errors_survive_pickling() -> None:
     for error in (
         FencedError("live", 1, 2),
         BatchGapError("live", 3, 2),
-        StaleCarryError("live", "a"),
+        StaleStateError("live", "a"),
         LayoutChangedError("Endpoint", "c1", "a"),
         MetricConflictError("a", ("live",), "one", "two", False),
     ):

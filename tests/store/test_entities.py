@@ -164,6 +164,7 @@ def test_unknown_entities_are_looked_up_where_they_are_many(backend: Backend) ->
     """Few that this process has not met are taken for unknown; of more, the database is asked."""
     store = backend.open()
     Writer(store).write(*(Measurement(1, entity=f"e{number}") for number in range(3)))
+    assert store.count_entities() == {"endpoint": 3}
     ids = [f"id-e{number}" for number in range(5)]
     assert store.unknown_entities("endpoint", ids) == {"id-e3", "id-e4"}
     assert store.unknown_entities("service", ids[:2]) == {"id-e0", "id-e1"}

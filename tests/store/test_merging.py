@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from batchmill.oal import double_limbs, exact_double
 from batchmill.sources import Grain
-from batchmill.store import Deltas, encode_label_sums, encode_labels, encode_numbers
+from batchmill.store import (
+    MAX_LABELS,
+    OVERFLOW_LABELS,
+    Deltas,
+    encode_label_sums,
+    encode_labels,
+    encode_numbers,
+)
 from batchmill.store.sql.session import COMPACT_ABOVE, COMPACT_EVERY
 from batchmill.store.states import split
 from tests.kit.servers.postgres import Postgres
@@ -121,6 +128,57 @@ def test_compacting_keeps_the_states_and_bounds_the_text(backend: Backend) -> No
     for text, piece in zip(texts_now, (numbers, labels, sums), strict=True):
         assert piece is not None
         assert len(text) <= (COMPACT_EVERY + 2) * len(piece) < batches * len(piece)
+
+
+def test_labels_of_a_cell_are_bounded(backend: Backend) -> None:
+    """The most frequent stay, ties by name; the rest is one label, and counted. No row is lost."""
+    store = backend.open()
+    writer = Writer(store)
+    columns = {name: writer.layout.columns[name][0] for name in ("statuses", "by_name")}
+    batches = 2 * COMPACT_EVERY
+    for number in range(batches):
+        labels = {f"é{key:04}": 1 for key in range(100 * number, 100 * number + 100)}
+        labels |= {"often": 3, "overflow": 1}
+        texts = {
+            "statuses": encode_labels(labels),
+            "by_name": encode_label_sums({label: (7 * n, n) for label, n in labels.items()}),
+        }
+        cells = {columns[name]: [text] for name, text in texts.items()}
+        writer.write(
+            entities=[entity_row("one")],
+            deltas=[Deltas("Endpoint", Grain.MINUTE, [MINUTE], [0], cells)],
+        )
+    ((statuses,),) = (row.states for row in store.states("statuses"))
+    ((by_name,),) = (row.states for row in store.states("by_name"))
+    rows = 104 * batches
+    assert sum(statuses.values()) == rows
+    assert tuple(map(sum, zip(*by_name.values(), strict=True))) == (7 * rows, rows)
+    assert statuses["often"] == 3 * batches
+    assert statuses == {label: n for label, (_, n) in by_name.items()}
+    assert len(statuses) <= MAX_LABELS + 1 + 100 * COMPACT_EVERY < 100 * batches
+    assert all(f"é{key:04}" in statuses for key in range(MAX_LABELS - 1))
+    moved = statuses["overflow"] - batches
+    assert moved >= 100 * (batches - COMPACT_EVERY) - MAX_LABELS
+    key = (OVERFLOW_LABELS, "Endpoint", "too many labels of an entity")
+    assert store.counters()[key] == 2 * moved
+
+
+def test_labels_that_postgres_cannot_hold_are_bounded_too(backend: Backend) -> None:
+    """A NUL in a label leaves no way to make a cell that grows without end."""
+    store = backend.open()
+    writer = Writer(store)
+    (column,) = writer.layout.columns["statuses"]
+    for number in range(COMPACT_EVERY):
+        labels = {f"\0{'x' * 200}{key}": 1 for key in range(300 * number, 300 * number + 300)}
+        writer.write(
+            entities=[entity_row("one")],
+            deltas=[
+                Deltas("Endpoint", Grain.MINUTE, [MINUTE], [0], {column: [encode_labels(labels)]})
+            ],
+        )
+    (row,) = store.states("statuses")
+    assert sum(row.states[0].values()) == 300 * COMPACT_EVERY
+    assert len(row.states[0]) < 300 * COMPACT_EVERY
 
 
 def test_a_label_that_postgres_cannot_hold_is_not_lost(backend: Backend) -> None:

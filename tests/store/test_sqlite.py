@@ -22,6 +22,7 @@ from batchmill.store import (
     StoreUnavailableError,
     StoreVersionError,
     open_store,
+    sqlite,
 )
 from batchmill.store.sql import schema
 from batchmill.store.sql.session import Session
@@ -300,6 +301,22 @@ def test_a_commit_is_on_the_disk_when_it_returns(place: Backend) -> None:
     assert store._writer.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
+def test_the_log_of_a_large_commit_is_cut_back(
+    place: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the size that is set; by the next commit that finds it copied to the database."""
+    assert sqlite.WAL_BYTES == 256 * 2**20, "docs/operations.md has this number"
+    monkeypatch.setattr(sqlite, "WAL_BYTES", 100_000)
+    log = tmp_path / "store.db-wal"
+    store = sqlite_store(place)
+    rows = Writer(store)
+    rows.write(*MANY)
+    assert log.stat().st_size > 300_000
+    store._writer.execute("PRAGMA wal_checkpoint")  # as SQLite does by itself, after 1,000 pages
+    rows.write(Measurement(1))
+    assert log.stat().st_size <= 100_000
+
+
 def test_each_stream_has_a_lock_of_its_own(place: Backend, tmp_path: Path) -> None:
     """Names that look alike as file names are still different streams."""
     store, other = place.open(), place.open()
@@ -308,3 +325,17 @@ def test_each_stream_has_a_lock_of_its_own(place: Backend, tmp_path: Path) -> No
     with pytest.raises(StoreInUseError):
         other.claim("a/b", "c1", fresh=False, committed=None)
     assert lock_path(tmp_path / "store.db", "a/b").parent == tmp_path
+
+
+def test_locks_of_streams_that_have_ended_are_removed(place: Backend, tmp_path: Path) -> None:
+    """By the next claim: each backfill has a name of its own."""
+    store, other = place.open(), place.open()
+    other.claim("other", "c0", fresh=True, committed=None)
+    for number in range(20):
+        store.claim(f"backfill-rows-Span-{number}", "c1", fresh=True, committed=None)
+        store.release(f"backfill-rows-Span-{number}")
+    store.claim("main", "c2", fresh=True, committed=None)
+    locks = {lock_path(tmp_path / "store.db", stream) for stream in ("main", "other")}
+    assert set(tmp_path.glob("*.lock")) == locks
+    with pytest.raises(StoreInUseError):
+        store.claim("other", "c0", fresh=False, committed=None)

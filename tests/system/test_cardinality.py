@@ -10,6 +10,8 @@ import re
 import sqlite3
 import sys
 import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -78,14 +80,41 @@ def resident_mib() -> float:
     return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
 
 
-def cheapest(client: Client, path: str, **params: Any) -> float:
-    """Processor seconds of an answer, the server's in this process included: the least of five."""
-    took = []
-    for _ in range(5):
-        began = time.process_time()
-        client.get(path, **params)
-        took.append(time.process_time() - began)
-    return min(took)
+PEER = """
+WITH RECURSIVE line (number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM line LIMIT 500000)
+SELECT printf('entity-%032d', number), printf('name-%016d', number) FROM line
+"""
+MOST = 1.5
+"""Processor time of an answer over the peer's, which takes 0.46 s on a quick machine."""
+
+
+def processor_seconds(work: Callable[..., object], *given: Any, **more: Any) -> float:
+    """Those of all threads of this process, so a server's in it, too."""
+    began = time.process_time()
+    work(*given, **more)
+    return time.process_time() - began
+
+
+def peer_rows(peer: sqlite3.Connection) -> list[Any]:
+    """What answers are compared with: rows of an id and a name."""
+    return peer.execute(PEER).fetchall()
+
+
+def costs(client: Client, paths: Iterable[str], **params: Any) -> dict[str, float]:
+    """The processor time of answers, over that of reading 500,000 rows from SQLite.
+
+    Machines differ by ten times, so seconds would say nothing. The least of five, in turns.
+    """
+    took: defaultdict[str, list[float]] = defaultdict(list)
+    with contextlib.closing(sqlite3.connect(":memory:")) as peer:
+        for _ in range(5):
+            took["peer"].append(processor_seconds(peer_rows, peer))
+            for path in paths:
+                took[path].append(processor_seconds(client.get, path, **params))
+    peer_s = min(took.pop("peer"))
+    ratios = {path: min(seconds) / peer_s for path, seconds in took.items()}
+    sys.stdout.write(f"peer: {peer_s:.2f} processor s; answers, over it: {ratios}\n")
+    return ratios
 
 
 def test_endpoints_without_end_for_ten_minutes(spark: SparkSession, tmp_path: Path) -> None:
@@ -128,9 +157,7 @@ def test_endpoints_without_end_for_ten_minutes(spark: SparkSession, tmp_path: Pa
     assert sizes[-1] < 450 * 2**20
     window = {"from_": int(START.timestamp()), "to": int(START.timestamp()) + 3600}
     with serving(sqlite(tmp_path)) as client:
-        took = {path: cheapest(client, path, **window) for path in PAGES}
-    sys.stdout.write(f"{took}\n")
-    assert {path: seconds for path, seconds in took.items() if seconds > 1} == {}
+        assert max(costs(client, PAGES, **window).values()) <= MOST
 
 
 SERVICES, COPIES = 500, 100
@@ -164,7 +191,7 @@ def copy_entities(path: Path) -> None:
 
 
 def test_pages_of_fifty_thousand_services(tmp_path: Path) -> None:
-    """With 300,000 endpoints and 100,000 calls between them: within a second of processor time."""
+    """With 300,000 endpoints and 100,000 calls between them: within a bound of processor time."""
     calls = [
         Call(f"s{number}", START_S + place, endpoint=f"/{place}", caller=f"s{caller % SERVICES}")
         for number in range(SERVICES)
@@ -177,9 +204,8 @@ def test_pages_of_fifty_thousand_services(tmp_path: Path) -> None:
     window = {"from_": START_S, "to": START_S + 3600}
     with serving(sqlite(tmp_path)) as client:
         shown = client.get("/api/v1/topology", **window)
-        took = {path: cheapest(client, path, **window) for path in PAGES[:2]}
-    sys.stdout.write(f"{took}\n")
+        took = costs(client, PAGES[:2], **window)
     assert len(shown["nodes"]) + shown["left_out"]["nodes"] == SERVICES * COPIES
     assert len(shown["edges"]) + shown["left_out"]["edges"] == 2 * SERVICES * COPIES
-    assert {path: seconds for path, seconds in took.items() if seconds > 1} == {}
+    assert max(took.values()) <= MOST
     assert len(shown["edges"]) > 1_500

@@ -2,44 +2,45 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from batchmill.run import Home
 from batchmill.store import open_store
+from tests.kit.files import ROOT
 from tests.kit.jvm import java_missing, jvm_options
 from tests.kit.pipelines import QUICK_SPARK
 from tests.kit.processes import Life, wait_for_json
 from tests.kit.servers.alertmanager import Webhooks
-from tests.run.test_home import bounds, matches
+from tests.kit.servers.browser import find_chromium
+from tests.run.test_home import BOUNDS, check_home
+from tests.web.pages_kit import serving
 
 for needed in ("grpc", "opentelemetry.exporter.otlp.proto.http", "pyspark", "uvicorn"):
     pytest.importorskip(needed)
 
 pytestmark = [
-    pytest.mark.slow(75),
+    pytest.mark.slow(90),
     pytest.mark.timeout(600),
     pytest.mark.skipif(java_missing() is not None, reason=java_missing() or ""),
 ]
 
 FIRES = r"alert service_errors fires: catalogue: only \d.* % of its calls succeeded in a minute"
-SMALL = {
-    "checkpoint/batchmill.json": 1_000,
-    "checkpoint/books.jsonl": 256 * 1024,
-    "checkpoint/progress.json": 100_000,
-    "checkpoint/outbox/outbox.json": 1_000,
-    "metrics.db.*.lock": 0,
-    "source.json": 1_000,
-    "run/*.json": 100_000,
-    "run/*.lock": 0,
+NOT_ALWAYS = {
+    *(".*.tmp", "checkpoint/.*.tmp", "run/.*.tmp", "traces/.*.tmp", "remote-write-<id>.json"),
+    *("spool/<type>/*.parquet", "spool/<type>/.*.tmp", "spool-quarantine/.<stream>-<batch>/**"),
+    *("checkpoint/kafka/<batch>/**", "checkpoint/backfill-<name>/**", "traces/hour=*/.*.part"),
+    *("metrics.db-wal", "metrics.db-shm", "traces/.incoming/*.parquet", "traces/.change.json"),
+    *("traces/.incoming/.*.part", "traces/.export.lock", "tmp/batchmill-<id>/**"),
 }
-"""The most bytes of files that stay small, whatever the traffic."""
+"""Files that a run does not leave when it ends as it should, or has no use for."""
 
 
 class Demo(NamedTuple):
@@ -91,18 +92,42 @@ def test_a_demo_of_a_minute_shows_an_alert(demo: Demo) -> None:
 
 
 def test_a_run_leaves_only_files_whose_bound_is_known(demo: Demo) -> None:
-    """Each is in the table of the documentation, and those that stay small are small."""
-    home, known = demo.home, bounds()
-    files = [
-        str(path.relative_to(home.folder)) for path in home.folder.rglob("*") if path.is_file()
-    ]
-    unknown = [file for file in files if not any(matches(file, pattern) for pattern in known)]
-    assert unknown == []
-    for parts in ("spool-quarantine/Span/", "checkpoint/state/", "checkpoint/outbox/", "log/"):
-        assert any(file.startswith(parts) for file in files), parts
+    """Each is in the table of the documentation, and no larger and no more than it says."""
+    home = demo.home
+    used = check_home(home.folder)
+    assert BOUNDS.keys() - used <= NOT_ALWAYS
     assert not (home.spool / "Span" / ".1-2.parquet.tmp").exists()
-    for pattern, most in SMALL.items():
-        own = [file for file in files if fnmatch.fnmatchcase(file, pattern)]
-        assert own, pattern
-        for file in own:
-            assert (home.folder / file).stat().st_size <= most, file
+
+
+def test_the_script_takes_the_pictures_of_the_documentation(demo: Demo, tmp_path: Path) -> None:
+    """All of them, from what the run left; none if the service is not red in the overview."""
+    pytest.importorskip("playwright.sync_api")
+    find_chromium()
+    with open_store(demo.home.store_url, create=False) as store:
+        episodes = store.alert_episodes(0, 2**40)
+    [ended_s] = [
+        one.starts_s
+        for one in episodes
+        if (one.rule, one.entity_name) == ("service_errors", "catalogue")
+    ]
+    minute = f"--incident=from={ended_s - 60}&to={ended_s}"
+    with serving(tmp_path, f"--home={demo.home.folder}") as (address, _):
+
+        def take(*given: str) -> subprocess.CompletedProcess[str]:
+            script = (sys.executable, str(ROOT / "scripts" / "screenshots.py"), address)
+            return subprocess.run(
+                [*script, f"--into={tmp_path}", minute, *given],
+                check=False,
+                capture_output=True,
+                text=True,
+            )
+
+        refused = take("--service=mail", "--wait=1")
+        assert (refused.returncode, "mail is not red" in refused.stderr) == (1, True)
+        assert not list(tmp_path.glob("*.png"))
+        taken = take("--range=from=now-1d", "--wait=60")
+        assert taken.returncode == 0, taken.stderr
+    shown = {path.name for path in (ROOT / "docs" / "img").glob("*.png")}
+    pictures = {path.name: path.read_bytes() for path in tmp_path.glob("*.png")}
+    assert pictures.keys() == shown
+    assert all(picture.startswith(b"\x89PNG") for picture in pictures.values())

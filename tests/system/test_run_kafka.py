@@ -16,6 +16,7 @@ from tests.kit.pipelines import QUICK_SPARK
 from tests.kit.processes import Life, running_pid, wait_for_json
 from tests.kit.servers.kafka import PASSWORD, Broker
 from tests.kit.threads import until
+from tests.run.test_home import check_home
 
 
 @pytest.mark.timeout(600)
@@ -55,5 +56,6 @@ def test_the_demo_balances_over_a_topic(kafka: Broker, tmp_path: Path) -> None:
     assert not list(home.spool.iterdir())
     content = read_json(home.progress) or {}
     assert (content["unread_segments"], content["source"]) == (0, f"kafka://{kafka.login}/{topic}")
+    check_home(home.folder)
     files = [path for path in home.folder.rglob("*") if path.is_file()]
     assert not [file for file in files if PASSWORD.encode() in file.read_bytes()]

@@ -8,8 +8,10 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,8 +43,9 @@ from batchmill.oal import core_script
 from batchmill.run import Home, read_counted
 from batchmill.sources import Grain, bucket_end, bucket_start, split_entity_id
 from batchmill.store import Store, open_store
-from tests.kit.pipelines import QUICK_SPARK
+from tests.kit.pipelines import QUICK_SPARK, write_segment
 from tests.kit.processes import Life, pause_process, running_pid, wait_for_json
+from tests.kit.spark import span
 from tests.kit.threads import PATIENCE_S, until
 
 if TYPE_CHECKING:
@@ -68,14 +71,14 @@ def no_stacks_on_the_way() -> None:
 
 
 @contextlib.contextmanager
-def shop_running(folder: Path) -> Iterator[Home]:
-    """A run with demo traffic; killed in the end."""
+def run_with(folder: Path, *options: str) -> Iterator[Home]:
+    """A run with the metrics that are shown; killed in the end."""
     script = folder / "shown.oal"
     lines = core_script().read_text("utf-8").splitlines()
     script.write_text("\n".join(line for line in lines if SHOWN.match(line)))
     home = Home(folder / "home")
     command = [
-        *(sys.executable, "-m", "batchmill", "run", "--demo=forever", "--demo-seed=7"),
+        *(sys.executable, "-m", "batchmill", "run", *options),
         *(f"--home={home.folder}", "--http-port=0", "--grpc-port=0", "--web-port=0"),
         *("--master=local[2]", "--trigger=0.5", f"--oal={script}"),
         *(f"--conf={key}={value}" for key, value in QUICK_SPARK.items()),
@@ -170,7 +173,8 @@ STAGE_NUMBERS = (("Ingest", "Acknowledged"), ("Store", "Spans"), ("Spark", "Batc
 
 def test_the_pages_of_a_whole_run(tmp_path: Path) -> None:
     """They go live, show what the store has, and survive the death of pipeline and server."""
-    with running_chromium() as browser, shop_running(tmp_path) as home:
+    demo = ("--demo=forever", "--demo-seed=7")
+    with running_chromium() as browser, run_with(tmp_path, *demo) as home:
         address = wait_for_json(home.web, "address")
         with watched_page(browser, address) as seen:
             # Until the first commit there is no store, and that is said.
@@ -260,3 +264,86 @@ def _survives(seen: Watched, home: Home, traffic: Traffic) -> None:
     page.locator("#live[data-state=live]").wait_for(timeout=PATIENCE_S * 1000)
     with changing(page, ("Ingest", "Acknowledged")):
         traffic.some()
+
+
+SEGMENTS = 2000
+"""A backlog of several batches: the first takes 8 MiB, and a file counts for 32 KiB at least."""
+EACH = 20
+
+
+def fill(spool: Path) -> None:
+    """What a receiver wrote while no pipeline ran: many segments with the same spans."""
+    begin = datetime.now(UTC) - timedelta(hours=1)
+    spans = [
+        span(f"{number:016x}", trace_id=f"{number:032x}", time=begin, end_time=begin)
+        for number in range(EACH)
+    ]
+    order = time.time_ns() // 1000 - 10**9
+    first = write_segment(spool, "Span", spans, f"{order}-{0:08x}-{EACH}")
+    for number in range(1, SEGMENTS):
+        os.link(first, first.with_name(f"{order + number}-{number:08x}-{EACH}.parquet"))
+
+
+def test_the_pipeline_page_over_a_backlog(tmp_path: Path) -> None:
+    """A spool filled while nothing ran: the page says how much is left, and for how long.
+
+    It says what ``/api/v1/pipeline`` does, which is what lies in the spool; until none is left.
+    """
+    spool = Home(tmp_path / "home").spool
+    fill(spool)
+    options = ("--dedup=off", "--keep-spans=off")
+    with running_chromium() as browser, run_with(tmp_path, *options) as home:
+        address = wait_for_json(home.web, "address")
+        with watched_page(browser, address) as seen:
+            seen.expected = ("503",)  # until the first commit there is no store
+            page = seen.open("#/pipeline")
+            pid = running_pid(home.supervisor, "pipeline")
+            # A few batches are done, which tell the pace, and as many are left.
+            wait_for_json(home.progress, "catch_up_s")
+            pause_process(pid)
+            left = EACH * len(list(spool.glob("Span/*.parquet")))
+            assert 0 < left < EACH * SEGMENTS
+
+            def compared() -> bool:
+                # The server reads the spool anew every second or so.
+                behind = page.evaluate(BEHIND)
+                return behind["rows"] == left and shown_backlog(page) == expected_backlog(behind)
+
+            page.locator(".stage", has_text="Behind").wait_for()
+            until(compared, lambda: f"{shown_backlog(page)} is {page.evaluate(BEHIND)}")
+            keep_shot(page, "whole-backlog")
+            os.kill(pid, signal.SIGCONT)
+            until(lambda: page.evaluate(BEHIND) is None, timeout_s=4 * PATIENCE_S)
+            expect_value(page, lambda: bool(shown_backlog(page)), False)
+            expect_value(page, lambda: fact(page, "Store", "Spans"), f"{EACH * SEGMENTS:,}")
+            assert read_counted(home.store_url).spans == EACH * SEGMENTS
+            assert list(spool.glob("Span/*.parquet")) == []
+
+
+BEHIND = "fetch('/api/v1/pipeline').then(answer => answer.json()).then(state => state.behind)"
+
+
+def shown_backlog(page: Page) -> list[str]:
+    """What the page says of a backlog now; nothing if there is none."""
+    box = page.locator(".stage", has=page.get_by_role("heading", name="Spool", exact=True))
+    return box.locator("dl > div").all_inner_texts()[3:]
+
+
+def expected_backlog(behind: Mapping[str, Any] | None) -> list[str]:
+    """The same, of what the API says."""
+    if behind is None:
+        return []
+    catch_up_s, new_lag_s = behind["catch_up_s"], behind["new_lag_s"]
+    return [
+        f"Behind\n{behind['rows']:,} {behind['unit']}s",
+        f"Caught up\n{'not known' if catch_up_s is None else f'in {shown_seconds(catch_up_s)}'}",
+        f"New data waits\n{'not known' if new_lag_s is None else shown_seconds(new_lag_s)}",
+    ]
+
+
+def shown_seconds(seconds: float) -> str:
+    """As the pages write them, up to ten minutes."""
+    s = Decimal(str(seconds))
+    if s < 1:
+        return f"{_rounded(s * 1000, 0)} ms"
+    return f"{_rounded(s, 1)} s" if s < 100 else f"{_rounded(s / 60, 1)} min"

@@ -30,7 +30,7 @@ def reader(
 ) -> SpanReader:
     """The spans in a sorted file, in one whose keys are not listed, and in a segment that waits."""
     if request.param == "many keys":
-        monkeypatch.setattr("batchmill.traces.keeper._MOST_KEYS", 1)
+        monkeypatch.setattr("batchmill.traces.rewrite._MOST_KEYS", 1)
     if request.param != "waiting":
         return SpanReader(kept(tmp_path, ROWS).folder)
     keeper = SpanKeeper(tmp_path / "traces", clock=lambda: NOW)
@@ -38,11 +38,15 @@ def reader(
     return SpanReader(keeper.folder)
 
 
-def test_hours_have_their_spans(tmp_path: Path) -> None:
-    """Those in sorted files, by the start of the hour."""
+def test_hours_have_their_files(tmp_path: Path) -> None:
+    """Those that are sorted, by the start of the hour; the number of spans is in their names."""
     rows = [*ROWS, made_span(9, 1, at_ms=3_600_000)]
     hours = SpanReader(kept(tmp_path, rows, now=NOW + 3600).folder).hours()
-    assert {hour.timestamp(): count for hour, count in hours.items()} == {HOUR: 4, HOUR + 3600: 1}
+    spans = {
+        hour.timestamp(): [name.partition("-")[0] for name in names]
+        for hour, names in hours.items()
+    }
+    assert spans == {HOUR: ["4"], HOUR + 3600: ["1"]}
 
 
 @pytest.mark.parametrize(
@@ -137,6 +141,55 @@ def test_a_found_trace_is_summed_up(reader: SpanReader) -> None:
     assert (trace.service, trace.name, trace.spans, trace.errors) == ("shop", "GET /cart", 2, 0)
     assert (trace.duration_us, trace.matched_us) == (100_000, 50_000)
     assert trace.services == {"db": 1, "shop": 1}
+
+
+def _over_two_hours(folder: Path) -> SpanReader:
+    """Traces whose spans lie in the files of two hours, minutes apart."""
+    minute = 60_000
+    rows = [
+        # A root of half an hour, with its children at both ends.
+        made_span(1, 1, at_ms=40 * minute, took_ms=30 * minute, name="GET /report"),
+        made_span(1, 2, 1, at_ms=41 * minute, service="cart", status="ERROR"),
+        made_span(1, 3, 1, at_ms=69 * minute, service="db", kind="CLIENT", name="SELECT"),
+        # One whose root is not kept.
+        made_span(2, 1, 9, at_ms=69 * minute, service="db", kind="CLIENT", name="SELECT"),
+    ]
+    others = [made_span(100 + number, 1, at_ms=2 * number * minute) for number in range(60)]
+    return SpanReader(kept(folder, [*rows, *others], now=NOW + 7200).folder)
+
+
+@pytest.mark.parametrize("service", ["db", "cart", "shop"])
+def test_a_summary_is_of_the_whole_trace(tmp_path: Path, service: str) -> None:
+    """Also if it is longer than the time that is searched, and in the files of two hours."""
+    reader = _over_two_hours(tmp_path)
+    hours = {"db": 1, "cart": 0, "shop": 0}
+    start_us = (HOUR + 3600 * hours[service]) * 1_000_000
+    query = TraceQuery(
+        start_us=start_us, end_us=start_us + 3_600_000_000, service=service, limit=100
+    )
+    summaries = {int(trace.trace_id, 16): trace for trace in reader.search(query).traces}
+    trace = reader.trace("1")
+    assert trace is not None
+    found = summaries[1]
+    assert (found.spans, found.errors) == (len(trace.spans), 1)
+    assert (found.start_us, found.duration_us) == (trace.start_us, trace.duration_us)
+    assert (found.service, found.name) == ("shop", "GET /report")
+    assert service != "db" or summaries[2].spans == 1
+
+
+def test_the_call_of_a_span_may_have_begun_long_before_it(tmp_path: Path) -> None:
+    """In a file of an earlier hour."""
+    reader = _over_two_hours(tmp_path)
+    start_us = (HOUR + 3600) * 1_000_000
+    ids = [(f"{trace:032x}", f"{span:016x}") for trace, span in ((1, 3), (2, 1))]
+    own = made_span(3, 1, at_ms=30 * 60_000, took_ms=40 * 60_000, name="GET /long")
+    sql = made_span(3, 2, 1, at_ms=69 * 60_000, kind="CLIENT", name="SELECT")
+    keeper = SpanKeeper(reader.folder, clock=lambda: NOW + 7200)
+    keeper.take(write_spans(tmp_path, "long", [own, sql]))
+    keeper.tend(everything=True)
+    ids.append((f"{3:032x}", f"{2:016x}"))
+    calls = reader.served_calls(ids, start_us, start_us + 600_000_000)
+    assert calls == {ids[2]: "GET /long"}
 
 
 def test_a_trace_is_read_by_its_id(reader: SpanReader) -> None:

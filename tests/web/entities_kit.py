@@ -5,6 +5,7 @@ Every minute has the same calls, so whoever reads this knows every number on a p
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -17,6 +18,8 @@ from batchmill.workers import Statement
 
 MINUTES = 60
 STATEMENT = "SELECT * FROM orders WHERE customer = ?"
+READ, WRITE = "GET basket", "SET basket"
+"""Slow commands of the cache: the read more than once."""
 TRACE = "a" * 32
 GATEWAY, CHECKOUT = service_id("gateway", True), service_id("checkout", True)
 DATABASE, CACHE, QUEUE = (service_id(name, False) for name in ("orders-db", "redis", "kafka"))
@@ -58,6 +61,10 @@ def write_shop(url: str, begin_s: int, minutes: int = MINUTES) -> None:
             mill.emit(TicketSold(at, "Berlin", 1200))
             mill.emit(TicketSold(at, "Paris", 800))
         mill.emit(Statement(begin, "checkout", "orders-db", 900, STATEMENT, trace_id=TRACE))
+        cached = functools.partial(Statement, begin, "checkout", "redis", trace_id=TRACE)
+        mill.emit(cached(80, READ, cache_operation="Read"))
+        mill.emit(cached(50, READ, cache_operation="Read"))
+        mill.emit(cached(120, WRITE, cache_operation="Write"))
         mill.flush()
 
 
@@ -87,6 +94,19 @@ def _rows(minute: int) -> Iterator[tuple[str, dict[str, Any]]]:
                 "childServiceLayer": "GENERAL",
                 "childEndpoint": "POST /checkout",
                 "rpcLatency": ms,
+                "detectPoint": "SERVER",
+            },
+        )
+        yield (
+            "ServiceInstanceRelation",
+            {
+                **timed,
+                "sourceServiceName": "gateway",
+                "sourceServiceLayer": "GENERAL",
+                "sourceServiceInstanceName": "gateway-1",
+                "destServiceName": "checkout",
+                "destServiceLayer": "GENERAL",
+                "destServiceInstanceName": "checkout-1",
                 "detectPoint": "SERVER",
             },
         )

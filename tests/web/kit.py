@@ -25,6 +25,7 @@ from batchmill.run import Home, RunStatus, StatusReader
 from batchmill.sources import Grain, endpoint_id, instance_id, service_id
 from batchmill.store import (
     Batch,
+    ClockReading,
     Deltas,
     EntityRow,
     StatementRow,
@@ -123,6 +124,7 @@ class CallWriter:
         topn: Sequence[TopNRow] = (),
         statements: Sequence[StatementRow] = (),
         entities: Sequence[EntityRow] = (),
+        clock: ClockReading | None = None,
     ) -> None:
         """``topn`` and ``statements`` name ``entities`` by their place among those."""
         book = _Book(list(entities))
@@ -138,7 +140,7 @@ class CallWriter:
             deltas += self._deltas("ServiceRelation", prefix, seen, book.relation)
         newest = max((bucket_of(Grain.MINUTE, call.at_s) for call in calls), default=None)
         batch = Batch(self.stream, self._epoch, self.number, newest, book.rows, deltas)
-        batch.topn, batch.statements = list(topn), list(statements)
+        batch.topn, batch.statements, batch.clock = list(topn), list(statements), clock
         assert self.store.commit(batch).applied
         self.number += 1
 
@@ -274,8 +276,8 @@ def serving(store_url: str, **more: Any) -> Iterator[Client]:
     """A server on a free port, in a thread; stopped in the end."""
     run = more.pop("run", None)
     token = more.pop("token", None)
-    traces = more.pop("traces", None)
-    server = WebServer(store_url, WebSettings(port=0, **more), run=run, traces=traces)
+    kept = {name: more.pop(name) for name in ("traces", "normalise_names") if name in more}
+    server = WebServer(store_url, WebSettings(port=0, **more), run=run, **kept)
     ready, failed = threading.Event(), []
 
     def work() -> None:

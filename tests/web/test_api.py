@@ -190,6 +190,34 @@ def test_buckets_of_any_length_show_calls_per_minute(
         assert service["series"]["cpm"] == expected
 
 
+@pytest.mark.parametrize(
+    ("compare", "back_s"), [("before", 4 * HOUR_S), ("1d", 24 * HOUR_S), ("1w", 168 * HOUR_S)]
+)
+def test_services_are_compared_with_an_earlier_time(
+    client: Client, compare: str, back_s: int
+) -> None:
+    """With the same services then, whoever is first at that time, point by point."""
+    start_s, end_s = START_S - 4 * HOUR_S + 600, START_S
+    query = {"from_": start_s, "to": end_s, "grain": "hour", "sort": "avg", "limit": 2}
+    answer = client.get("/api/v1/services", compare=compare, **query)
+    before = answer.pop("before")
+    names = [service["name"] for service in answer["services"]]
+    plain = client.get("/api/v1/services", **query)
+    assert plain.pop("before") is None
+    assert answer == plain
+    then = client.get(
+        "/api/v1/services",
+        **{**query, "from_": start_s - back_s, "to": end_s - back_s, "limit": 100},
+    )
+    assert (before["from"], before["to"]) == (start_s - back_s, end_s - back_s)
+    assert [time_s + back_s for time_s in before["times"]] == answer["times"]
+    then["services"] = [service for service in then["services"] if service["name"] in names]
+    assert before == {name: value for name, value in then.items() if name in before}
+    assert bool(before["services"]) is (compare != "1w")
+    nobody = client.get("/api/v1/services", compare=compare, search="nobody", **query)
+    assert nobody["before"]["services"] == nobody["services"] == []
+
+
 def test_services_are_sorted_searched_and_cut(client: Client) -> None:
     """By any figure, either way, by part of the name in any case, page by page."""
     query = {"from_": START_S - 24 * HOUR_S, "to": START_S}
@@ -336,7 +364,7 @@ def test_slow_statements_with_counts(client: Client) -> None:
                 result["latency"],
                 result["runs"],
                 result["total_ms"],
-                result["database"],
+                result["database_name"],
             )
             for result in statements
         ] == [("SELECT 900", 900, 6, 60, "orders"), ("SELECT 700", 700, 0, 0, "orders")]
@@ -385,29 +413,39 @@ def test_the_topology_of_a_layer(client: Client) -> None:
 
 
 def test_the_values_of_a_metric(client: Client, calls_store: str) -> None:
-    """A series for each entity, with what the store has, labelled or not."""
+    """A series for each entity: rates with their fractions, else what the store has."""
     query = {"from_": START_S - 24 * HOUR_S, "to": START_S, "grain": "hour"}
+    hours = range(START_S - 24 * HOUR_S, START_S, HOUR_S)
+    rates: dict[str, list[Any]] = {}
+    for call in CALLS:
+        if call.at_s in range(hours[0], START_S) and not call.database:
+            id_ = endpoint_id(service_id(call.service, True), call.endpoint)
+            mine = rates.setdefault(id_, [None] * len(hours))
+            place = (call.at_s - hours[0]) // HOUR_S
+            mine[place] = (mine[place] or 0) + 1
+    rates = {id_: [n and round(n / 60, 3) for n in counts] for id_, counts in rates.items()}
+    percentiles: dict[str, list[Any]] = {}
+    buckets = [bucket_of(Grain.HOUR, start_s) for start_s in hours]
     with open_store(calls_store) as store:
-        for metric in ("endpoint_cpm", "endpoint_percentile"):
-            answer = client.get(f"/api/v1/metrics/{metric}/values", **query)
-            expected: dict[str, list[Any]] = {}
-            for value in store.values(metric, grain=Grain.HOUR):
-                place = [bucket_of(Grain.HOUR, start_s) for start_s in answer["times"]]
-                if value.bucket in place:
-                    mine = expected.setdefault(value.entity_id, [None] * len(place))
-                    mine[place.index(value.bucket)] = value.value
-            assert {e["entity"]["id"]: e["values"] for e in answer["series"]} == expected
-            assert answer["left_out"] == 0
+        for value in store.values("endpoint_percentile", grain=Grain.HOUR):
+            if value.bucket in buckets:
+                mine = percentiles.setdefault(value.entity_id, [None] * len(hours))
+                mine[buckets.index(value.bucket)] = value.value
+    for metric, expected in (("endpoint_cpm", rates), ("endpoint_percentile", percentiles)):
+        answer = client.get(f"/api/v1/metrics/{metric}/values", **query)
+        assert answer["times"] == list(hours)
+        assert {e["entity_id"]: e["values"] for e in answer["series"]} == expected
+        assert answer["left_out"] == 0
     cut = client.get("/api/v1/metrics/endpoint_cpm/values", **query, limit=2)
     assert (len(cut["series"]), cut["left_out"]) == (2, len(expected) - 2)
     one = client.get("/api/v1/metrics/service_cpm/values", **query, entity="shop")
-    assert [line["entity"]["name"] for line in one["series"]] == ["shop"]
+    assert [line["entity_name"] for line in one["series"]] == ["shop"]
 
 
 def test_metrics_and_entities(client: Client) -> None:
     """What is measured, how it is defined, and about whom."""
     metrics = {metric["name"]: metric for metric in client.get("/api/v1/metrics")["metrics"]}
-    assert metrics["service_cpm"]["definition"] == "service_cpm = from(Service.*).cpm();"
+    assert metrics["service_cpm"]["definition"] == "from(Service.*).cpm()"
     assert metrics["service_percentile"]["labelled"] is True
     answer = client.get("/api/v1/entities", kind="service", name="OR")
     assert [entity["name"] for entity in answer["entities"]] == ["orders"]
@@ -432,6 +470,8 @@ def test_the_slowest_calls(client: Client) -> None:
         ("/api/v1/services", {"sort": "size"}, 400, "it must be cpm, name, avg"),
         ("/api/v1/services", {"limit": "0"}, 400, "a whole number from 1 to 1,000"),
         ("/api/v1/services", {"from_": "now-1d", "grain": "minute"}, 400, "at most 1,000,000"),
+        ("/api/v1/services", {"compare": "2d"}, 400, "it must be before, 1d, 1w"),
+        ("/api/v1/services", {"compare": "1w", "from_": 9, "to": 99}, 400, "before the year 1970"),
         ("/api/v1/services", {"page": 2}, 400, "'page' is no parameter here"),
         ("/api/v1/services", {"search": "\0"}, 400, "NUL"),
         ("/api/v1/services/%00", {}, 400, "NUL"),
@@ -473,7 +513,7 @@ def test_postgresql_answers_the_same(postgres_url: str, calls_store: str) -> Non
         ):
             ours, theirs = one.get(path, **more), other.get(path, **more)
             for answer in (ours, theirs):
-                answer.pop("now", None)
+                answer.pop("now_s", None)
                 answer.pop("answers", None)
                 answer.get("store", {}).pop("url", None)
             assert ours == theirs, path

@@ -15,8 +15,10 @@ from tests.web.entities_kit import (
     DATABASE,
     GATEWAY,
     QUEUE,
+    READ,
     STATEMENT,
     TRACE,
+    WRITE,
     write_shop,
 )
 from tests.web.kit import Client, serving_all
@@ -56,7 +58,7 @@ def figures(cpm: float, avg: float, success: float, **more: float) -> dict[str, 
 def rows(page: Any, key: str) -> dict[str, Any]:
     """The rows of a list, by the name of their entity."""
     [found] = [listed for listed in page["lists"] if listed["key"] == key]
-    return {row["entity"]["name"]: row for row in found["rows"]}
+    return {row["name"]: row for row in found["rows"]}
 
 
 @pytest.mark.parametrize(
@@ -119,19 +121,19 @@ def test_a_relation_shows_both_sides(client: Client) -> None:
 def test_lists_name_who_calls_and_what_belongs(client: Client) -> None:
     """With the relation behind each row, and the success that each side sees."""
     page = page_of(client, "service", CHECKOUT)
-    assert rows(page, "endpoints")["POST /checkout"]["entity"]["id"] == ENDPOINT
-    assert rows(page, "instances")["checkout-1"]["entity"]["id"] == INSTANCE
+    assert rows(page, "endpoints")["POST /checkout"]["id"] == ENDPOINT
+    assert rows(page, "instances")["checkout-1"]["id"] == INSTANCE
     gateway = rows(page, "callers")["gateway"]
-    assert gateway["relation"]["id"] == f"{GATEWAY}-{CHECKOUT}"
+    assert gateway["relation_id"] == f"{GATEWAY}-{CHECKOUT}"
     assert (gateway["caller"]["success"], gateway["callee"]["success"]) == (0.95, 1)
     callees = rows(page, "callees")
     loads = {name: row["cpm"] for name, row in callees.items()}
     assert loads == {"redis": 5, "orders-db": 3, "bank": 1}
     assert callees["redis"]["callee"] is None
     [caller] = rows(page_of(client, "endpoint", ENDPOINT), "callers").values()
-    assert caller["entity"]["name"] == "gateway: GET /"
+    assert caller["name"] == "gateway: GET /"
     assert (caller["caller"], caller["callee"]["cpm"]) == (None, 2), "only the callee reports it"
-    assert caller["entity"]["id"] == endpoint_id(GATEWAY, "GET /")
+    assert caller["id"] == endpoint_id(GATEWAY, "GET /")
     assert list(rows(page_of(client, "service", QUEUE), "endpoints")) == ["orders"]
 
 
@@ -148,6 +150,23 @@ def test_slow_statements_are_on_all_pages_they_concern(client: Client) -> None:
     other = page_of(client, "service_relation", f"{GATEWAY}-{CHECKOUT}")
     assert other["statements"]["rows"] == []
     assert page_of(client, "endpoint", ENDPOINT)["statements"] is None
+
+
+def test_slow_commands_are_on_the_page_of_a_cache(client: Client) -> None:
+    """Reads and writes, each text once, with its slowest run; also of the API of services."""
+    shown = page_of(client, "service", CACHE)["statements"]
+    assert (shown["title"], shown["label"]) == ("Slow commands", "Command")
+    of_service = client.get(f"/api/v1/services/{CACHE}", **HOUR)["statements"]
+    for rows_of in (shown["rows"], of_service):
+        assert [
+            (row["statement"], row["latency"], row["runs"], row["total_ms"], row["trace_id"])
+            for row in rows_of
+        ] == [(WRITE, 120, 1, 120, TRACE), (READ, 80, 2, 130, TRACE)]
+        assert {row["database_id"] for row in rows_of} == {CACHE}
+    assert page_of(client, "service", DATABASE)["statements"]["title"] == "Slow statements"
+    other = {**HOUR, "from_": BEGIN_S + 3600, "to": BEGIN_S + 7200}
+    none = client.get(f"/api/v1/entities/service/{CACHE}", **other)["statements"]
+    assert none["empty"] == "No slow commands in this time range."
 
 
 @pytest.mark.parametrize(("grain", "points"), [("5m", 12), ("10m", 6), ("hour", 1)])
@@ -200,9 +219,9 @@ def test_values_are_those_of_the_largest_entities_first(client: Client) -> None:
     path = "/api/v1/metrics/ticket_cents/values"
     top = client.get(path, **HOUR, order="top", limit=1)
     [berlin] = top["series"]
-    assert (berlin["entity"]["name"], berlin["over"], top["left_out"]) == ("Berlin", 1200, 1)
+    assert (berlin["entity_name"], berlin["over"], top["left_out"]) == ("Berlin", 1200, 1)
     [paris] = client.get(path, **HOUR, search="par")["series"]
-    assert paris["entity"]["name"] == "Paris"
+    assert paris["entity_name"] == "Paris"
     both = client.get(f"{path}?entity=Paris&entity=Berlin&from={BEGIN_S}&to={BEGIN_S + 3600}")
     assert len(both["series"]) == 2
     status, answer = client.ask(f"{path}?entity=Rome&entity=Paris")

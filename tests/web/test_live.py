@@ -123,12 +123,12 @@ def test_the_run_is_sent_each_time_and_a_commit_once(url: str) -> None:
                     lambda: listener.events("commit") and len(listener.events("pipeline")) > 5
                 )
                 [commit] = listener.events("commit")
-                assert commit["newest_minute"] == 1_772_366_400
+                assert commit["newest_minute_s"] == 1_772_366_400
                 assert commit["last_batch"] == 0
                 assert began - 1 <= commit["committed_at"] <= time.time()
                 await asyncio.to_thread(shop.commit, [Call("shop", 30, 1_772_366_490)])
                 await listener.until(lambda: len(listener.events("commit")) > 1)
-                assert listener.events("commit")[1]["newest_minute"] == 1_772_366_460
+                assert listener.events("commit")[1]["newest_minute_s"] == 1_772_366_460
                 assert listener.events("commit")[1]["last_batch"] == 1
                 await listener.leave()
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import batchmill
 from batchmill.sources import service_id
 from batchmill.store import Store, open_store
-from batchmill.web.api import overview, service, topology
+from batchmill.web.api import listing, measures, overview, service, topology
+from batchmill.web.api.entity import entity
 from batchmill.web.api.parameters import read_range
+from tests.web.entities_kit import TicketSold
 from tests.web.traffic import USER, Call, Shop
 
 MINUTE = 1_709_215_200
@@ -43,6 +48,12 @@ def one(store: Store, name: str, now: float = LATER, **params: Any) -> Any:
     return store.read(lambda snapshot: service.service(snapshot, name, time_range))
 
 
+def explore(store: Store, metric: str, now: float = LATER, **params: Any) -> Any:
+    """The values of one metric, as the explorer shows them."""
+    time_range = read_range(params, now)
+    return store.read(lambda snapshot: listing.values(snapshot, metric, time_range, {}))
+
+
 def map_of(store: Store, now: float = LATER) -> Any:
     """The answer about the topology at a moment."""
     time_range = read_range({"from": "now-1h"}, now)
@@ -68,10 +79,32 @@ def test_a_rate_divides_by_the_minutes_that_data_covers(
         query: dict[str, Any] = {"from": f"now-{length}", "grain": grain}
         [shown] = services(store, limit="9", **query)["services"]
         detail = one(store, "shop", **query)
+        [explored] = explore(store, "service_cpm", **query)["series"]
     assert shown["range"]["cpm"] == 10
     assert {rate for rate in shown["series"]["cpm"] if rate} == {10}
     assert detail["range"]["cpm"] == detail["callers"][0]["cpm"] == 10
     assert {rate for rate in detail["series"]["cpm"] if rate} == {10}
+    assert explored["over"] == 10
+    assert {rate for rate in explored["values"] if rate} == {10}
+
+
+@pytest.mark.parametrize("length", ["15m", "6h"])
+def test_an_event_type_of_a_user_covers_its_own_minutes(tmp_path: Path, length: str) -> None:
+    """A store without spans divides its rates by the minutes since the first event, too."""
+    url, oal = f"sqlite:///{tmp_path}/own.db", "ticket_cpm = from(TicketSold.*).cpm();"
+    with batchmill.Embedded(oal=oal, store=url, ttl_days=3650) as mill:
+        for minute in range(12):
+            at = datetime.fromtimestamp(MINUTE - 60 * (1 + minute), UTC)
+            for _ in range(10):
+                mill.emit(TicketSold(at, "Berlin", 100))
+    with open_store(url) as store:
+        query: dict[str, Any] = {"from": f"now-{length}"}
+        [explored] = explore(store, "ticket_cpm", **query)["series"]
+        time_range = read_range(query, LATER)
+        page = store.read(lambda snapshot: entity(snapshot, "service", "Berlin", time_range))
+    [group] = page["groups"]
+    assert explored["over"] == group["range"]["cpm"] == 10
+    assert {rate for rate in explored["values"] if rate} == {10}
 
 
 def test_a_long_bucket_shows_a_fraction_of_a_call_per_minute(tmp_path: Path) -> None:
@@ -144,7 +177,46 @@ def test_all_services_together_are_the_requests_from_outside(tmp_path: Path) -> 
         assert answer["all"]["cpm"] == 10.1
         assert answer["all"]["success"] == 0.99
         lowest = {"id": service_id("cart", True), "name": "cart", "success": 0.8181}
-        assert answer["lowest"] == lowest
+        assert answer["lowest"] == lowest | {"busiest": None}
+
+
+@pytest.mark.parametrize("search", [None, "s"])
+def test_the_lowest_success_is_that_of_the_calls_in_the_range(
+    tmp_path: Path, search: str | None
+) -> None:
+    """Some services have gaps, some no calls there but failures around it, in the same hour."""
+    chance = random.Random(7)
+    begin = MINUTE - 6 * 3600
+    calls = []
+    for service_number in range(6):
+        gap = chance.randrange(360)
+        for minute in range(360):
+            if chance.random() < 0.4 and not gap <= minute < gap + 120:
+                ok = chance.random() < 0.9 and not gap - 10 <= minute < gap
+                calls.append(Call(f"s{service_number}", 20, begin + 60 * minute, ok=ok))
+    with shop_with(tmp_path, *calls) as store:
+        for _ in range(40):
+            first = chance.randrange(350)
+            last = chance.randrange(first + 1, 360)
+            from_s, to_s = begin + 60 * first, begin + 60 * last
+            shares: dict[str, float] = {}
+            for name in {call.service for call in calls}:
+                own = [
+                    call.ok for call in calls if call.service == name and from_s <= call.at < to_s
+                ]
+                if own:
+                    shares[name] = sum(own) * 10_000 // len(own) / 10_000
+            params: dict[str, Any] = {"from": str(from_s), "to": str(to_s)}
+            params |= {"search": search} if search else {}
+            answer = services(store, **params, sort="success", order="asc")
+            shown = [
+                (row["range"]["success"], row["name"])
+                for row in answer["services"]
+                if row["range"]["success"] is not None
+            ]
+            assert shown == sorted((share, name) for name, share in shares.items())
+            lowest = answer["lowest"] and (answer["lowest"]["success"], answer["lowest"]["name"])
+            assert lowest == min(shown, default=None)
 
 
 def test_totals_are_there_for_any_number_of_services(tmp_path: Path) -> None:
@@ -154,6 +226,27 @@ def test_totals_are_there_for_any_number_of_services(tmp_path: Path) -> None:
         answer = services(store, limit="50")
     assert (len(answer["services"]), answer["total"]) == (50, 120)
     assert (answer["all"]["cpm"], answer["lowest"]["name"]) == (120, "s7")
+
+
+def test_totals_of_the_busiest_services_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of how many: the failure of the one that is called least is not among them."""
+    calls = [
+        Call(f"s{n}", 5, MINUTE - 60, ok=n != 0, caller=USER)
+        for n in range(8)
+        for _ in range(n + 1)
+    ]
+    with shop_with(tmp_path, *calls) as store:
+        everything = services(store)
+        for module in (measures, overview):
+            monkeypatch.setattr(module, "MANY", 5)
+        some = [services(store), services(store, search="s7")]
+    assert (everything["all"]["cpm"], everything["all"]["busiest"]) == (36, None)
+    assert (everything["lowest"]["name"], everything["lowest"]["busiest"]) == ("s0", None)
+    for answer in some:
+        assert (answer["all"]["cpm"], answer["all"]["busiest"]) == (8 + 7 + 6 + 5 + 4, 5)
+        assert (answer["lowest"]["success"], answer["lowest"]["busiest"]) == (1, 5)
 
 
 def test_an_edge_has_the_values_of_both_sides(tmp_path: Path) -> None:

@@ -117,12 +117,47 @@ def test_other_paths_are_404(port: int, path: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "name", "root"),
+    [
+        ("/nothing", "/nothing", "./"),
+        ("/services/c2hvcA%3D%3D.1", "/services/c2hvcA==.1", "../"),
+        ("/service", "/service", "./"),
+        ("/service/", "/service/", "../"),
+        ("/a/b%2F%3Cscript%3E", "/a/b/&lt;script&gt;", "../"),
+        ("/static/js/none.js", "/static/js/none.js", "../../"),
+    ],
+)
+def test_a_browser_gets_a_page_that_says_so(port: int, path: str, name: str, root: str) -> None:
+    """With the way to those there are, under a path of a proxy, too; programs get JSON."""
+    accept = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+    response, body = ask(port, path, accept=accept)
+    assert response.status == 404
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    assert response.headers["content-security-policy"].startswith("default-src 'self'; ")
+    page = body.decode()
+    assert f"There is no page “{name}”" in page
+    assert f'href="{root}"' in page
+    assert f'href="{root}static/css/base.css"' in page
+    for program in ("*/*", "application/json"):
+        response, body = ask(port, path, accept=program)
+        assert (response.status, body[:9]) == (404, b'{"error":')
+
+
+def test_a_path_of_the_api_is_json_for_a_browser_too(port: int) -> None:
+    """There are no pages below it."""
+    response, body = ask(port, "/api/v1/nothing", accept="text/html", authorization="Bearer sesame")
+    assert (response.status, body[:9]) == (404, b'{"error":')
+
+
+@pytest.mark.parametrize(
     ("path", "view"),
     [
         ("/explore?metric=service_cpm&from=now-2h", "./#/explore?metric=service_cpm&from=now-2h"),
         ("/traces?service=a%20b", "./#/traces?service=a%20b"),
         ("/service/c2hvcA%3D%3D.1", "../#/service/c2hvcA%3D%3D.1"),
         ("/trace/0af7", "../#/trace/0af7"),
+        ("/service/Pz8%2F.1?from=now-2h", "../#/service/Pz8%2F.1?from=now-2h"),
+        ("/endpoint/GET%20/cart", "../../#/endpoint/GET%20%2Fcart"),
     ],
 )
 def test_an_address_without_a_hash_leads_to_its_view(port: int, path: str, view: str) -> None:

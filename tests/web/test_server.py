@@ -52,12 +52,12 @@ def test_a_store_that_comes_later_is_read(tmp_path: Path) -> None:
         assert (status, headers["retry-after"]) == (503, "5")
         assert b"there is no store at" in body
         report = client.get("/api/v1/status")
-        assert (report["store"]["ok"], report["newest_minute"]) == (False, None)
+        assert (report["store"]["ok"], report["newest_minute_s"]) == (False, None)
         _write(_url(tmp_path), Call("shop", START_S))
         assert _names(client) == ["shop"]
         report = client.get("/api/v1/status")
         store = {"ok": True, "fault": None, "url": _url(tmp_path)}
-        assert (report["store"], report["newest_minute"]) == (store, START_S)
+        assert (report["store"], report["newest_minute_s"]) == (store, START_S)
 
 
 def test_a_replaced_store_is_read(tmp_path: Path) -> None:

@@ -373,10 +373,19 @@ def test_oal_from_a_file(url: str, tmp_path: Path) -> None:
     assert totals(url) == (1, 1)
 
 
-def test_shops_without_end_are_counted_under_overflow(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        ({"max_new_entities": 10}, "too many new entities in a minute"),
+        ({"max_new_entities": 0, "max_entities": 10}, "too many entities in the store"),
+    ],
+)
+def test_shops_without_end_are_counted_under_overflow(
+    tmp_path: Path, limits: dict[str, int], reason: str
+) -> None:
     """No more new entities than the limit of a minute, or two if one ends; no sale is lost."""
     url = f"sqlite:///{tmp_path / 'store.db'}"
-    with embedded(url, max_new_entities=10) as mill:
+    with embedded(url, **limits) as mill:
         for number in range(100):
             assert mill.emit(MillSale(f"shop {number}", 1))
     assert totals(url) == (100, 100)
@@ -385,5 +394,4 @@ def test_shops_without_end_are_counted_under_overflow(tmp_path: Path) -> None:
         counters = store.counters()
     assert "overflow" in names
     assert 11 <= len(names) <= 21
-    reason = "too many new entities in a minute"
     assert counters["overflow", "MillSale", reason] == 100 - (len(names) - 1)

@@ -46,7 +46,7 @@ from batchmill.aggregate.topn import (
 from batchmill.extras import lazy_names
 
 if TYPE_CHECKING:
-    from batchmill.aggregate.aggregator import Aggregator, Made
+    from batchmill.aggregate.aggregator import AggregationResult, Aggregator
     from batchmill.aggregate.cells import Contribution, EntityBook, contribution, rows_by_minute
     from batchmill.aggregate.columns import Column, Runs, Tallies
     from batchmill.aggregate.deltas import ROW_COUNT, Deltas, from_arrow, is_deltas, to_arrow
@@ -87,7 +87,7 @@ __all__ = [
     "EntityBook",
     "EntityBudget",
     "EntityLimiter",
-    "Made",
+    "AggregationResult",
     "Offender",
     "Overflow",
     "ROW_COUNT",
@@ -120,7 +120,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "aggregator": "Aggregator Made",
+    "aggregator": "Aggregator AggregationResult",
     "cells": "Contribution EntityBook contribution rows_by_minute",
     "columns": "Column Runs Tallies",
     "deltas": "ROW_COUNT Deltas from_arrow is_deltas to_arrow",

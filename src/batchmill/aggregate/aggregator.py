@@ -14,6 +14,7 @@ from batchmill.aggregate.columns import (
     Groups,
     Longs,
     Mask,
+    Numbers,
     Runs,
     Selection,
     Tallies,
@@ -34,8 +35,8 @@ from batchmill.sources import Grain, SourceType
 
 
 @dataclass(frozen=True)
-class Made:
-    """What became of a batch of rows."""
+class AggregationResult:
+    """The deltas of a batch of rows, and the rows that were left out, by reason."""
 
     deltas: Deltas
     """By minute, each pair of minute and entity once."""
@@ -64,7 +65,9 @@ class Aggregator:
     ) -> None:
         self.plan = SourcePlan(source, tuple(metrics), dict(apdex_ms or {}))
 
-    def make(self, rows: pa.Table | pa.RecordBatch, *, latest_us: int | None = None) -> Made:
+    def make(
+        self, rows: pa.Table | pa.RecordBatch, *, latest_us: int | None = None
+    ) -> AggregationResult:
         """Aggregate rows, given in the columns of the event type's ``arrow_schema()``.
 
         Columns that no metric reads may be left out. ``latest_us`` is the latest valid start, in
@@ -72,7 +75,7 @@ class Aggregator:
         """
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
         checked = check(table, self.plan, latest_us)
-        return Made(_make(checked.rows, self.plan), checked.reasons)
+        return AggregationResult(_make(checked.rows, self.plan), checked.reasons)
 
     def merge(self, deltas: Sequence[Deltas]) -> Deltas:
         """Merge deltas of one grain; each pair of bucket and entity is there once."""
@@ -125,7 +128,10 @@ class _RowCounter:
         """How many rows of each group meet the tests."""
         if where not in self._counts:
             met = self._rows.where(where)
-            self._counts[where] = count(self._groups.codes, len(self._groups), met)
+            if where and self._order is not None:
+                self._counts[where] = self._all_rows().counts(met)
+            else:
+                self._counts[where] = count(self._groups.codes, len(self._groups), met)
         return self._counts[where]
 
     def total(self, total: Total) -> Column:
@@ -137,14 +143,13 @@ class _RowCounter:
         # Without nulls, all values of the same rows share a selection.
         key = (total.where, None if valid is None else total.value)
         if key not in self._selections:
-            self._selections[key] = self._selected(counts)
+            self._selections[key] = self._all_rows().where(counts)
         return self._selections[key].reduced(total.how, values)
 
-    def _selected(self, counts: Mask | None) -> Selection:
+    def _all_rows(self) -> Selection:
         if self._order is None:
             self._order = sorted_order(self._groups.codes, len(self._groups))
-        sizes = self.count(())
-        return Selection.all(self._order, sizes).where(counts)
+        return Selection.all(self._order, self.count(()))
 
     def tallies(self, tally: TallyColumn) -> Tallies:
         """One tally of each group."""
@@ -166,7 +171,7 @@ class _RowCounter:
     def _sorted(self, key: Key) -> _SortedKeys:
         texts = None
         if key.width is None:
-            encoded = self._rows.label(key.value).dictionary_encode()
+            encoded = self._rows.label(key.value)
             texts, indices = encoded.dictionary, encoded.indices
             valid = is_valid(indices)
             numbers = indices.fill_null(0).to_numpy().astype(np.int64)
@@ -189,7 +194,7 @@ class _SortedKeys:
         self.texts = texts
         """The keys, where they are texts; the runs have places in it."""
         self._runs: dict[tuple[int, int | None], Runs] = {(1, None): runs}
-        self._before: dict[tuple[Where, Path | None], Longs] = {}
+        self._before: dict[tuple[Where, Path | None], Numbers] = {}
 
     def runs(self, coarser: int, last: int | None) -> Runs:
         """The runs of wider buckets."""
@@ -197,7 +202,7 @@ class _SortedKeys:
             self._runs[coarser, last] = self._runs[1, None].coarsened(coarser, last)
         return self._runs[coarser, last]
 
-    def before(self, where: Where, summed: Path | None, met: Mask) -> Longs:
+    def before(self, where: Where, summed: Path | None, met: Mask) -> Numbers:
         """How many of the sorted rows before each place meet tests, and have a value."""
         if (where, summed) not in self._before:
             self._before[where, summed] = self._runs[1, None].before(met)

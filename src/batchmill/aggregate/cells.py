@@ -11,7 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,8 +31,8 @@ from batchmill.aggregate.overflow import EntityLimiter, Names, role_fields
 from batchmill.aggregate.plan import SourcePlan
 from batchmill.errors import ConfigError
 from batchmill.sources import Grain, SourceType, entity_id, split_entity_id
+from batchmill.store import MAX_LABELS, OVERFLOW_LABEL, EntityRow, Layout
 from batchmill.store import Deltas as StoreDeltas
-from batchmill.store import EntityRow, Layout
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LOW = (1 << 32) - 1
@@ -192,6 +191,8 @@ class Contribution:
     rows: int = 0
     rows_by_minute: Counter[int] = field(default_factory=Counter)
     """How many rows each minute got, by its bucket ``yyyyMMddHHmm``."""
+    moved_labels: int = 0
+    """What went under the label ``overflow``: counts, for every state and grain."""
 
 
 def contribution(
@@ -199,13 +200,8 @@ def contribution(
     aggregator: Aggregator,
     layout: Layout,
     book: EntityBook,
-    *,
-    as_arrays: bool = False,
 ) -> Contribution:
-    """Turn deltas by minute into minutes, hours and days for the columns of a store.
-
-    They are lists, or Arrow arrays, which PostgreSQL takes much faster.
-    """
+    """Turn deltas by minute into minutes, hours and days for the columns of a store."""
     if deltas.grain is not Grain.MINUTE:
         raise ConfigError("deltas", deltas.grain.value, "deltas by minute")
     result = Contribution()
@@ -215,7 +211,8 @@ def contribution(
     result.rows_by_minute = rows_by_minute(deltas)
     columns = _ColumnMap(aggregator.plan, layout)
     entities = book.numbers_of(aggregator.plan.source, deltas.roles, deltas.rows)
-    cells: dict[str, Any] = {}
+    cells: dict[str, pa.Array] = {}
+    moved: dict[str, int] = {}
     for grain in Grain:
         deltas = replace(deltas, grain=grain, starts=deltas.starts // grain.minutes * grain.minutes)
         # Grouped by entity, not by roles: names are cut to a limit, and layers share an id.
@@ -226,17 +223,18 @@ def contribution(
         # A batch of one minute has the same states in its hour and its day, in the same order.
         if not cells:
             for name, column in deltas.totals.items():
-                cells[name] = column.to_arrow() if as_arrays else column.tolist()
+                cells[name] = column.to_arrow()
             for name, tallies in deltas.tallies.items():
-                joined = texts(tallies)
-                cells[name] = joined if as_arrays else joined.to_pylist()
+                limited, moved[name] = tallies.limited(MAX_LABELS, OVERFLOW_LABEL)
+                cells[name] = texts(limited)
+        result.moved_labels += sum(moved.values())
         buckets = _buckets(deltas.starts, grain)
         result.deltas.append(
             StoreDeltas(
                 source=aggregator.plan.source.name,
                 grain=grain,
-                buckets=pa.array(buckets) if as_arrays else buckets.tolist(),
-                entities=pa.array(entities) if as_arrays else entities.tolist(),
+                buckets=pa.array(buckets),
+                entities=pa.array(entities),
                 cells={cell: cells[name] for name, cell in columns.first.items()},
                 shared=columns.shared,
             )

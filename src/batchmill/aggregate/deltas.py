@@ -66,7 +66,7 @@ class Deltas:
         return sum(int(array.nbytes) for array in arrays)
 
     def grouped(self) -> Deltas:
-        """The same with each pair of bucket and entity once; in the same order if it is so."""
+        """Deltas with each pair of bucket and entity once; these deltas if they are so already."""
         groups = group([numbered_starts(self.starts), *map(numbered, self.roles)])
         return self if len(groups) == len(self) else self.merged(groups)
 

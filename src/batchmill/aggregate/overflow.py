@@ -1,4 +1,4 @@
-"""Limits how many new entities of an event type one minute may bring.
+"""Limits how many new entities of an event type one minute may bring, and how many a store has.
 
 An entity is new if the store does not have it. Of more new entities than the limit, some get their
 own name: the parents take turns, and of one parent the busiest come first. The others are counted
@@ -16,6 +16,9 @@ other relations     ``overflow`` of both services         ``overflow`` for all f
 
 An overflow entity of a parent is a new entity as well, and takes a place of the limit: a tenth is
 kept for them. So no minute brings more than the limit, but for the few of the last column.
+
+A store that has the most entities of a kind takes no new ones of it, but for overflow entities,
+which may be a tenth of that more.
 
 What is chosen depends on the rows of a batch, on what the store has, and on the minute's account
 only. It is no part of the exactly-once commit: whatever a try chooses, its rows are counted once.
@@ -39,7 +42,10 @@ from batchmill.sources import (
 OVERFLOW = "overflow"
 """The name of such entities, and the store's counter of rows that went under them."""
 TOO_MANY = "too many new entities in a minute"
-"""The reason of that counter."""
+"""A reason of that counter."""
+STORE_FULL = "too many entities in the store"
+"""The other one."""
+NO_LIMIT = 2**62
 MOST_OFFENDERS = 10
 """Of how many parents it is said how much went under their overflow entities."""
 _SHOWN = 80
@@ -83,35 +89,65 @@ class EntityBudget:
     """Which of them these are."""
     turn: int = 0
     """Changes from batch to batch, and with it which parts get one more than the others."""
+    most: int = NO_LIMIT
+    """How many entities of each kind the store may have."""
+    stored: Mapping[str, int] = field(default_factory=dict)
+    """How many it has, by kind."""
 
     def left(self, source: str) -> int:
-        """How many new entities of an event type there may be."""
-        left = max(0, self.limit - self.used.get(source, 0))
-        least, rest = divmod(left, self.parts)
+        """How many new entities of an event type this minute may bring."""
+        return self._share(self.limit - self.used.get(source, 0))
+
+    def room(self, kind: str, *, overflow: bool = False) -> int:
+        """How many more entities of a kind the store may have; more of overflow entities."""
+        most = self.most + (-(-self.most // 10) if overflow else 0)
+        return self._share(most - self.stored.get(kind, 0))
+
+    def _share(self, left: int) -> int:
+        least, rest = divmod(max(0, left), self.parts)
         return sum(least + ((part + self.turn) % self.parts < rest) for part in self.own)
 
 
 class EntityAccount:
     """Counts the new entities of the running minute, for a writer that commits batches."""
 
-    def __init__(self, limit: int) -> None:
-        """``limit`` 0: there is none."""
+    def __init__(
+        self, limit: int, most: int = 0, count: Callable[[], Mapping[str, int]] = dict
+    ) -> None:
+        """``most`` is how many entities of a kind the store may have, and ``count`` says how many
+        it has. 0: there is no such limit."""
         self._limit = limit
+        self._most = most
+        self._count = count
         self._minute = -1
         self._used: Counter[str] = Counter()
+        self._stored: Mapping[str, int] | None = None
+        self._brought: Counter[str] = Counter()
+        """By kind, since they were counted in the store."""
 
     def budget(self, now: float, turn: int = 0) -> EntityBudget | None:
         """What a batch that is made at that time, in seconds since 1970, may bring; None: all."""
-        if not self._limit:
+        if not self._limit and not self._most:
             return None
         minute = int(now // _MINUTE_S)
         if minute != self._minute:
             self._minute, self._used = minute, Counter()
-        return EntityBudget(self._limit, dict(self._used), turn=turn)
+            if self._stored is not None and (
+                self._brought.total() or max(self._stored.values(), default=0) >= self._most
+            ):
+                self._stored = None
+        limit, used = self._limit or NO_LIMIT, dict(self._used)
+        if not self._most:
+            return EntityBudget(limit, used, turn=turn)
+        if self._stored is None:
+            self._stored, self._brought = self._count(), Counter()
+        stored = Counter(self._stored) + self._brought
+        return EntityBudget(limit, used, turn=turn, most=self._most, stored=dict(stored))
 
-    def add(self, admitted: Mapping[str, int]) -> None:
+    def add(self, overflow: Overflow) -> None:
         """Count new entities that a batch has brought."""
-        self._used.update(admitted)
+        self._used.update(overflow.admitted)
+        self._brought.update(overflow.admitted_kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,24 +174,31 @@ class Offender:
 
 @dataclass
 class Overflow:
-    """What limits have done."""
+    """Counts of new entities that were admitted or went to overflow, and the worst parents."""
 
     admitted: Counter[str] = field(default_factory=Counter)
     """New entities that got their own name, by event type; with a few that were not looked up, and
     may have been known."""
+    admitted_kinds: Counter[str] = field(default_factory=Counter)
+    """The same by kind of entity."""
     rows: Counter[str] = field(default_factory=Counter)
     """Rows that went under overflow entities, by event type."""
+    full_rows: Counter[str] = field(default_factory=Counter)
+    """Those of them that did because the store has the most entities."""
     offenders: list[Offender] = field(default_factory=list)
 
     def add(self, other: Overflow) -> None:
         """Add what other limits have done."""
-        self.admitted.update(other.admitted)
-        self.rows.update(other.rows)
+        for name in ("admitted", "admitted_kinds", "rows", "full_rows"):
+            getattr(self, name).update(getattr(other, name))
         self.offenders = worst([*self.offenders, *other.offenders])
 
     def counters(self) -> dict[tuple[str, str, str], int]:
         """The store's counters."""
-        return {(OVERFLOW, source, TOO_MANY): rows for source, rows in self.rows.items()}
+        in_a_minute = self.rows - self.full_rows
+        counters = {(OVERFLOW, source, TOO_MANY): rows for source, rows in in_a_minute.items()}
+        full = {(OVERFLOW, source, STORE_FULL): rows for source, rows in self.full_rows.items()}
+        return counters | full
 
 
 def worst(offenders: Iterable[Offender], most: int = MOST_OFFENDERS) -> list[Offender]:
@@ -186,11 +229,10 @@ class EntityLimiter:
         ``ids`` are those of the entities, ``rows`` how many rows each has. The same id may be there
         more than once.
         """
-        of = source.name
-        left = self._budget.left(of) - self.overflow.admitted[of]
+        left, full = self._left(source.name, source.entity.kind)
         new = self._new(source.entity.kind, ids, left)
         if len(new) <= left:
-            self._admit(source, new)
+            self._admit(source.name, source.entity.kind, new)
             return {}
         weights: Counter[str] = Counter()
         first: dict[str, Names] = {}
@@ -200,12 +242,15 @@ class EntityLimiter:
                 first.setdefault(id_, names[place])
         kind = _Kind(source)
         parents = kind.parents(first)
-        kept = left - (-(-left // 10) if kind.has_parents else 0)
+        # A store that is full has places of its own for overflow entities.
+        kept = left - (-(-left // 10) if kind.has_parents and not full else 0)
         chosen = set(_chosen(parents, weights, max(0, kept)))
-        self._admit(source, chosen)
+        self._admit(source.name, source.entity.kind, chosen)
         refused = new - chosen
         under = self._under_parents(kind, {id_: first[id_] for id_ in refused}, parents, weights)
         self._note(kind, refused, parents, weights, first)
+        if full:
+            self.overflow.full_rows[source.name] += sum(weights[id_] for id_ in refused)
         return {
             place: under.get(id_) or kind.nowhere(names[place])
             for place, id_ in enumerate(ids)
@@ -213,18 +258,19 @@ class EntityLimiter:
         }
 
     def service_replacements(self, stream: str, rows: Mapping[str, int]) -> dict[str, str]:
-        """The same for the services of slow statements: other ids for those over the limit."""
-        left = self._budget.left(stream) - self.overflow.admitted[stream]
+        """Ids of overflow entities for services of slow statements that are over the limit."""
+        left, full = self._left(stream, "service")
         new = self._new("service", rows, left)
         busiest = sorted(new, key=lambda id_: (-rows[id_], id_))[: max(0, left)]
-        self._admitted["service"].update(busiest)
-        self.overflow.admitted[stream] += len(busiest)
+        self._admit(stream, "service", set(busiest))
         refused = new.difference(busiest)
         if refused:
             total = sum(rows[id_] for id_ in refused)
             (example,) = split_entity_id("service", min(refused))
             offender = Offender(stream, "services", len(refused), total, example[:_SHOWN])
             self.overflow.rows[stream] += total
+            if full:
+                self.overflow.full_rows[stream] += total
             self.overflow.offenders = worst([*self.overflow.offenders, offender])
         return {id_: service_id(OVERFLOW, id_.endswith(".1")) for id_ in refused}
 
@@ -233,9 +279,16 @@ class EntityLimiter:
         distinct = dict.fromkeys(ids)
         return self._unknown(kind, distinct, max(0, left) // 4) - self._admitted[kind]
 
-    def _admit(self, source: SourceType, ids: set[str]) -> None:
-        self._admitted[source.entity.kind] |= ids
-        self.overflow.admitted[source.name] += len(ids)
+    def _left(self, of: str, kind: str, *, overflow: bool = False) -> tuple[int, bool]:
+        """How many new entities there may be; whether it is the store that has no room for more."""
+        left = self._budget.left(of) - self.overflow.admitted[of]
+        room = self._budget.room(kind, overflow=overflow) - self.overflow.admitted_kinds[kind]
+        return min(left, room), room < left
+
+    def _admit(self, of: str, kind: str, ids: set[str]) -> None:
+        self._admitted[kind] |= ids
+        self.overflow.admitted[of] += len(ids)
+        self.overflow.admitted_kinds[kind] += len(ids)
 
     def _under_parents(
         self,
@@ -256,9 +309,9 @@ class EntityLimiter:
             rows[overflow_id] += weights[id_]
         new = self._unknown(source.entity.kind, list(rows), 0)
         new -= self._admitted[source.entity.kind]
-        left = self._budget.left(source.name) - self.overflow.admitted[source.name]
+        left, _ = self._left(source.name, source.entity.kind, overflow=True)
         busiest = sorted(new, key=lambda id_: (-rows[id_], id_))[: max(0, left)]
-        self._admit(source, set(busiest))
+        self._admit(source.name, source.entity.kind, set(busiest))
         nowhere = new.difference(busiest)
         return {id_: own for id_, own in names.items() if ids[id_] not in nowhere}
 

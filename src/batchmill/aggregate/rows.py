@@ -16,7 +16,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from batchmill.aggregate.columns import Longs, Mask, Numbers, cast, log_buckets, truncated
+from batchmill.aggregate.columns import (
+    Longs,
+    Mask,
+    Numbers,
+    as_texts,
+    cast,
+    log_buckets,
+    truncated,
+)
 from batchmill.aggregate.plan import (
     DEFAULT_APDEX_MS,
     MOST_MS,
@@ -54,14 +62,14 @@ _COMPARE: Mapping[str, Callable[..., Any]] = {
 
 
 @dataclass(frozen=True)
-class Checked:
+class RowCheck:
     """The valid rows of a batch, and why the others are invalid."""
 
     rows: Rows
     reasons: Reasons
 
 
-def check(table: pa.Table, plan: SourcePlan, latest_us: int | None) -> Checked:
+def check(table: pa.Table, plan: SourcePlan, latest_us: int | None) -> RowCheck:
     """Sort out rows that no metric can count: without a time, a required number, or an entity's id.
 
     ``latest_us`` is the latest valid start, in microseconds since 1970; None: there is none. Raises
@@ -69,7 +77,7 @@ def check(table: pa.Table, plan: SourcePlan, latest_us: int | None) -> Checked:
     """
     given = {column.name for column in table.schema if not pa.types.is_null(column.type)}
     columns = {
-        field.column: _one_array(table[field.column], decode=field.column not in plan.roles)
+        field.column: _one_array(table[field.column])
         for field in plan.fields
         if field.column in given
     }
@@ -91,7 +99,7 @@ def check(table: pa.Table, plan: SourcePlan, latest_us: int | None) -> Checked:
         columns = {name: column.filter(kept) for name, column in columns.items()}
         micros = micros[reasons.valid]
     _fill_micros(columns, plan)
-    return Checked(Rows(columns, micros // _MINUTE_US, plan), reasons)
+    return RowCheck(Rows(columns, micros // _MINUTE_US, plan), reasons)
 
 
 def _fill_micros(columns: dict[str, pa.Array], plan: SourcePlan) -> None:
@@ -178,9 +186,12 @@ class Rows:
             return log_buckets(values), valid
         return (values if key.width == 1 else truncated(values, key.width)), valid
 
-    def label(self, path: Path) -> pa.Array:
-        """The label of each row, as text."""
-        return cast(self.path(path), pa.string())
+    def label(self, path: Path) -> pa.DictionaryArray:
+        """The label of each row, as a dictionary that has each text once."""
+        column = self._plain_texts(path)
+        if column is not None and len(column.dictionary.unique()) == len(column.dictionary):
+            return as_texts(column)
+        return cast(self.path(path), pa.string()).dictionary_encode()
 
     def _test(self, test: Test) -> Mask:
         if test not in self._tests:
@@ -190,11 +201,18 @@ class Rows:
                 self._tests[test] = self._condition(test)
         return self._tests[test]
 
+    def _plain_texts(self, path: Path) -> pa.DictionaryArray | None:
+        """The column of a path if it is a dictionary, and no text of it is null."""
+        column = self._columns.get(top_column(path))
+        if len(path.parts) > 1 or path.cast is not None or column is None:
+            return None
+        is_encoded = pa.types.is_dictionary(column.type) and not column.dictionary.null_count
+        return column if is_encoded else None
+
     def _condition(self, condition: Condition) -> Mask:
         path = condition.path
-        column = self._columns.get(top_column(path))
-        plain = len(path.parts) == 1 and path.cast is None
-        if plain and column is not None and _is_complete_dictionary(column):
+        column = self._plain_texts(path)
+        if column is not None and not column.indices.null_count:
             texts = cast(column.dictionary, path.type.arrow_type())
             met: Mask = _mask(_condition(condition, texts))[column.indices.to_numpy()]
             return met
@@ -228,13 +246,6 @@ class Rows:
         kind = pa.string() if path.cast else path.type.arrow_type()
         array = pa.nulls(len(self), kind) if array is None else cast(array, kind)
         return array if path.cast is None else read_whole(array, path.cast)
-
-
-def _is_complete_dictionary(column: pa.Array) -> bool:
-    """Whether a column is a dictionary in which every row has a value."""
-    if not pa.types.is_dictionary(column.type):
-        return False
-    return not column.indices.null_count and not column.dictionary.null_count
 
 
 def _condition(condition: Condition, array: pa.Array) -> pa.Array:
@@ -328,12 +339,17 @@ def _wrong_type(column: str, actual: pa.DataType, wanted: str, plan: SourcePlan)
     return ConfigError("rows", f"column {column}: {actual}", wish)
 
 
-def _one_array(column: pa.ChunkedArray | pa.Array, *, decode: bool = True) -> pa.Array:
-    """A column in one piece, and not as a dictionary unless ``decode`` is False."""
+def _one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """A column in one piece; no dictionary but of texts."""
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    is_encoded = pa.types.is_dictionary(column.type)
-    return column.dictionary_decode() if decode and is_encoded else column
+    is_encoded = pa.types.is_dictionary(column.type) and not is_text(column.type.value_type)
+    return column.dictionary_decode() if is_encoded else column
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values of a type are texts."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def is_valid(array: pa.Array) -> Mask | None:

@@ -79,7 +79,7 @@ def is_readable(field: Field, kind: pa.DataType) -> bool:
 
 
 def _is_wider(field: Field, kind: pa.DataType) -> bool:
-    """Whether it may hold numbers beyond an int: some writers know one whole number only."""
+    """Whether a column of this type may have numbers beyond 32 bits: some writers use no other."""
     return field.type.kind == "int" and bool(pa.types.is_int64(kind) or pa.types.is_uint32(kind))
 
 

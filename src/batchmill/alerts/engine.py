@@ -23,6 +23,7 @@ from batchmill.alerts.evaluation import (
     Occasion,
     Step,
     episode,
+    rewind,
     take_step,
 )
 from batchmill.alerts.receivers import Receiver, content_of
@@ -47,6 +48,8 @@ from batchmill.wording import count_of
 log = logging.getLogger("batchmill.alerts")
 
 _DAY_S = 86_400
+_STEP_S = 3_600
+"""A smaller step of the clock is waited for."""
 
 
 class AlertEngine(Closing):
@@ -80,6 +83,8 @@ class AlertEngine(Closing):
         """By rule id, the last minute that was evaluated."""
         self._alerts: dict[str, dict[str, StoredAlert]] = {}
         """By rule id and entity id."""
+        self._left: dict[str, int] = {}
+        """By rule id, the minute that it went back from, as one still to come."""
         self._loaded = self._took_over = False
         self._next_rules: tuple[Rule, ...] | None = None
         """Rules that replace the present ones before the next evaluation."""
@@ -162,16 +167,62 @@ class AlertEngine(Closing):
         # Without data, time goes on for rules that fire then.
         silent = max(closed, last_minute_over(now_s - self.settings.idle_s))
         ends = {rule.id: silent if rule.no_data is NoData.FIRING else closed for rule in self.rules}
+        if not self._leave_future(ends, newest, now_s):
+            return 0
         due: dict[int, list[Rule]] = {}
         for rule in self.rules:
             for minute in self._due_minutes(rule, ends[rule.id]):
                 due.setdefault(minute, []).append(rule)
         done = 0
+        trusted_s = self._store.clock().trusted_s if due else None
         for minute in sorted(due):
-            if self._ending.is_set() or not self._evaluate_minute(minute, due[minute]):
+            if self._ending.is_set() or not self._evaluate_minute(minute, due[minute], trusted_s):
                 break
             done += 1
         return done
+
+    def _leave_future(self, ends: Mapping[str, int], newest: int, now_s: float) -> bool:
+        """Go back from minutes still to come, which only a wrong clock can have closed.
+
+        Such a rule goes on with the newest closed minute; what fires goes on to do so, and nobody
+        is notified. False if another process was faster.
+        """
+        ahead = [
+            (rule, position)
+            for rule in self.rules
+            if (position := self._positions.get(rule.id)) is not None
+            and position > newest
+            and _end_s(position) - now_s > _STEP_S
+        ]
+        if not ahead:
+            return True
+        resumed = {rule.id: minutes_before(ends[rule.id], 1) for rule, _ in ahead}
+        steps = {
+            rule.id: rewind(rule, self._alerts.get(rule.id, {}), _end_s(resumed[rule.id]))
+            for rule, _ in ahead
+        }
+        change = AlertChange(
+            expected={rule.id: position for rule, position in ahead},
+            rules=[StoredAlertRule(rule.id, resumed[rule.id], rule.as_json()) for rule, _ in ahead],
+            saved=[alert for step in steps.values() for alert in step.saved],
+            episodes=[new for step in steps.values() for new in step.episodes],
+        )
+        if not self._write(change):
+            return False
+        self._recorder.add("future_positions", len(ahead))
+        log.warning(
+            "%s had come to %d, which is still to come: a clock is or was wrong. They go on behind "
+            "%d",
+            *(count_of(len(ahead), "rule"), max(position for _, position in ahead)),
+            max(resumed.values()),
+        )
+        with self._lock:
+            for rule, position in ahead:
+                self._left[rule.id] = position
+                self._positions[rule.id] = resumed[rule.id]
+                alerts = self._alerts.setdefault(rule.id, {})
+                alerts.update({alert.entity_id: alert for alert in steps[rule.id].saved})
+        return True
 
     def _due_minutes(self, rule: Rule, end: int) -> list[int]:
         position = self._positions.get(rule.id)
@@ -181,6 +232,10 @@ class AlertEngine(Closing):
         if behind <= 0:
             return []
         most = self.settings.catch_up_minutes
+        left = self._left.get(rule.id, 0)
+        if behind > most and position < left <= end:
+            # The clock was behind and is right again: nothing is evaluated twice.
+            behind = minutes_between(left, end)
         if behind > most:
             self._recorder.add("minutes_skipped", behind - most)
             log.warning(
@@ -190,10 +245,12 @@ class AlertEngine(Closing):
             behind = most
         return [minutes_before(end, back) for back in range(behind - 1, -1, -1)]
 
-    def _evaluate_minute(self, minute: int, rules: Sequence[Rule]) -> bool:
+    def _evaluate_minute(self, minute: int, rules: Sequence[Rule], trusted_s: float | None) -> bool:
         """Evaluate one minute of some rules; False if another process has done so."""
         result = self._store.read(lambda snapshot: evaluate(snapshot, rules, minute))
-        at_s = int(bucket_end(minute).timestamp())
+        at_s = _end_s(minute)
+        # History is removed by a time that the store trusts.
+        forgotten_s = at_s if trusted_s is None else min(at_s, int(trusted_s))
         steps: dict[str, Step] = {}
         for rule in rules:
             if rule.id not in result.faults:
@@ -212,7 +269,7 @@ class AlertEngine(Closing):
             episodes=[new for step in steps.values() for new in step.episodes],
             notifications=self._notifications(messages),
             max_waiting=self.settings.max_waiting,
-            forget_before_s=at_s - self.settings.keep_days * _DAY_S,
+            forget_before_s=forgotten_s - self.settings.keep_days * _DAY_S,
         )
         if not self._write(change):
             return False
@@ -380,6 +437,11 @@ def minutes_before(minute: int, count: int) -> int:
 def minutes_between(first: int, last: int) -> int:
     """How many minutes the last is behind the first; negative if it is before it."""
     return round((bucket_start(last) - bucket_start(first)).total_seconds() / MINUTE_S)
+
+
+def _end_s(minute: int) -> int:
+    """The end of a minute, in seconds since 1970."""
+    return int(bucket_end(minute).timestamp())
 
 
 def _log_messages(messages: Sequence[Message]) -> None:

@@ -146,6 +146,25 @@ def take_step(
     return step
 
 
+def rewind(rule: Rule, before: Mapping[str, StoredAlert], at_s: int) -> Step:
+    """What becomes of states when a rule goes back to a minute that ended at ``at_s``.
+
+    No time may be later than that: else an alert would be silent, or fire, until then. An episode
+    that began later ends, and goes on as one that begins now.
+    """
+    step = Step()
+    for state in before.values():
+        if max(state.since_s, state.notified_s) <= at_s:
+            continue
+        notified_s = min(state.notified_s, at_s if state.is_notified else at_s - 1)
+        after = replace(state, since_s=min(state.since_s, at_s), notified_s=notified_s)
+        step.saved.append(after)
+        if state.phase is AlertPhase.FIRING and state.since_s > at_s:
+            step.episodes.append(episode(rule.severity, state, state.since_s))
+            step.episodes.append(episode(rule.severity, after, None))
+    return step
+
+
 def _next_state(
     rule: Rule, state: StoredAlert | None, outcome: Outcome | None, at_s: int, step: Step
 ) -> StoredAlert | None:

@@ -11,10 +11,11 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from batchmill.errors import BatchmillError
+from batchmill.oal import FUNCTIONS, RANKS
 
 Number: TypeAlias = float | None
 """None: there is no value."""
@@ -24,7 +25,7 @@ Numbers: TypeAlias = Mapping[str, Number]
 """One number for the whole window, by label."""
 
 MAX_DEPTH = 50
-_POSITIONS = {str(at): f"{{p={rank}}}" for at, rank in enumerate((50, 75, 90, 95, 99))}
+_POSITIONS = {str(at): f"{{p={rank}}}" for at, rank in enumerate(RANKS)}
 """Percentiles by their position, as older rules of SkyWalking have them."""
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
@@ -110,11 +111,33 @@ class MetricValues(Node):
         return known or {"": [None] * window.minutes}
 
     def _has(self, label: str) -> bool:
-        # Percentiles have the label {p=99}, counts by label the plain text.
+        # Percentiles have the label {p=99}, counts by label {n=500}, histograms the plain 500.
         wanted = label in self.labels or any(
             label in (f"{{{self.label}={value}}}", _POSITIONS.get(value)) for value in self.labels
         )
         return wanted is not self.without
+
+    def label_fault(self, function: str, args: Sequence[int | None]) -> str | None:
+        """What is wrong with the selected labels, if the metric is of that function."""
+        if not self.labels:
+            return None
+        if not FUNCTIONS[function].labelled:
+            return f"{self.name} has no labels: it is {function}()"
+        known = _known_labels(function, args)
+        if known is None:  # whatever the field has
+            wrong = [value for value in self.labels if self.label != "n" and value[:3] != "{n="]
+            key, there = "n", "'…', the values of the field"
+        else:
+            single = (replace(self, labels=(value,), without=False) for value in self.labels)
+            wrong = [one.labels[0] for one in single if not any(map(one._has, known))]
+            key = "p" if known[0].startswith("{") else self.label
+            names = [f"'{label.removeprefix('{p=').removesuffix('}')}'" for label in known]
+            there = ", ".join(names if len(names) < 9 else [*names[:3], "…", names[-1]])
+        if not wrong:
+            return None
+        word = "label" if len(wrong) == 1 else "labels"
+        listed = ", ".join(f"'{value}'" for value in wrong)
+        return f"{self.name} has no {word} {self.label}={listed}: it has {key}={there}"
 
 
 @dataclass(frozen=True)
@@ -461,6 +484,23 @@ class _Parser:
 
     def _error(self, why: str) -> ExpressionError:
         return ExpressionError(self._text, why)
+
+
+def _known_labels(function: str, args: Sequence[int | None]) -> list[str] | None:
+    """The labels of a labelled metric's values; None if they come with the events."""
+    if function in ("labelCount", "labelAvg"):
+        return None
+    if function == "histogram":
+        step, steps = (arg or 0 for arg in args)
+        return [str(step * number) for number in range(steps + 1)]
+    return list(_POSITIONS if function == "percentile" else _POSITIONS.values())
+
+
+def label_faults(node: Node, metrics: Mapping[str, tuple[str, Sequence[int | None]]]) -> list[str]:
+    """What is wrong with the labels that an expression selects; ``metrics``: functions by name."""
+    parts = [part for part in node.walk() if isinstance(part, MetricValues)]
+    faults = [part.label_fault(*metrics[part.name]) for part in parts]
+    return [fault for fault in dict.fromkeys(faults) if fault is not None]
 
 
 def metric_names(node: Node) -> list[str]:

@@ -183,7 +183,7 @@ def fingerprint(labels: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What became of a request."""
+    """The outcome of a request to a receiver."""
 
     taken: bool
     answer: str

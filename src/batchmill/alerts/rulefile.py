@@ -32,7 +32,7 @@ from batchmill.alerts.rules import (
     count_condition,
     count_text,
 )
-from batchmill.errors import MissingExtraError
+from batchmill.extras import require_extra
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,99}", re.ASCII)
 LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
@@ -129,12 +129,9 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _yaml(path: Path) -> Any:
-    try:
-        import yaml
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            "a file of rules in YAML", "alerts", f"{error.name} is not installed"
-        ) from error
+    require_extra("a file of rules in YAML", "alerts", "yaml")
+    import yaml
+
     try:
         return yaml.safe_load(path.read_text("utf-8"))
     except yaml.YAMLError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -14,14 +14,15 @@ from batchmill.alerts.expression import (
     Node,
     OverTime,
     Within,
+    label_faults,
     metric_names,
 )
-from batchmill.errors import MissingExtraError
+from batchmill.extras import require_extra
 from batchmill.wording import count_of
 
 MOST_MINUTES = 1440
 """The longest period of a rule."""
-RESERVED_LABELS = ("alertname", "entity", "entity_id", "severity", "window")
+RESERVED_LABELS = ("alertname", "entity", "entity_id", "entity_name", "severity", "window")
 """Labels that every alert has, or may have; a rule cannot set them."""
 DEFAULT_MESSAGE = "{name}: {condition}; the value is {value}"
 
@@ -67,12 +68,9 @@ def _matches(pattern: str, names: tuple[str, ...]) -> bool:
 @functools.lru_cache(maxsize=1000)
 def compile_regex(pattern: str) -> Any:
     """A regular expression of RE2; raises ValueError if it is none."""
-    try:
-        import re2
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            "a rule with a regular expression", "alerts", f"{error.name} is not installed"
-        ) from error
+    require_extra("a rule with a regular expression", "alerts", "re2")
+    import re2
+
     options = re2.Options()
     options.log_errors = False
     try:
@@ -96,6 +94,13 @@ class Threshold:
     def metrics(self) -> list[str]:
         """The metrics that it reads."""
         return metric_names(self.condition)
+
+    def label_faults(self, metrics: Mapping[str, tuple[str, Sequence[int | None]]]) -> list[str]:
+        """What is wrong with the labels that it selects.
+
+        ``metrics``: by name the function, with its arguments that are numbers.
+        """
+        return label_faults(self.condition, metrics)
 
     @property
     def subject(self) -> Node:
@@ -190,12 +195,16 @@ class Rule:
             text = text.replace(f"{{{word}}}", filled)
         return text
 
-    def alert_labels(self, entity: str, entity_id: str) -> dict[str, str]:
-        """The labels of an alert: they are its identity for whoever is notified."""
+    def alert_labels(self, entity_name: str, entity_id: str) -> dict[str, str]:
+        """The labels of an alert: they are its identity for whoever is notified.
+
+        ``entity`` is the same as ``entity_name``: receivers may route on either.
+        """
         own = {"alertname": self.name, "severity": self.severity}
         if self.window:
             own["window"] = self.window
-        return {**self.labels, **own, "entity": entity, "entity_id": entity_id}
+        entity = {"entity": entity_name, "entity_id": entity_id, "entity_name": entity_name}
+        return {**self.labels, **own, **entity}
 
     def as_json(self) -> dict[str, Any]:
         """For the page and for ``batchmill alerts list``."""

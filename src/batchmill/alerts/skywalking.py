@@ -32,6 +32,7 @@ from batchmill.alerts.rules import (
     Threshold,
     count_text,
 )
+from batchmill.wording import count_of
 
 DEFAULT_PERIOD = 10
 _RANKS = ("50", "75", "90", "95", "99")
@@ -177,7 +178,9 @@ def _composite(name: str, fields: Fields, rules: Mapping[str, Rule]) -> Rule | N
         return None
     parts = [part for part in node.walk() if isinstance(part, Within)]
     period = max(part.minutes for part in parts)
-    condition = Threshold(condition=node, period=period, text=f"{text} over {period} minutes")
+    condition = Threshold(
+        condition=node, period=period, text=f"{text} over {count_of(period, 'minute')}"
+    )
     return _made(name, fields, condition, silence=period, repeat=period + 1)
 
 

@@ -71,6 +71,8 @@ class AlertStats:
     """Minutes that this process evaluated."""
     minutes_skipped: int
     """Minutes skipped after a pause, too far back."""
+    future_positions: int
+    """Rules that went back from a minute still to come, after a wrong clock."""
     firing: int
     """Alerts that fire."""
     pending: int
@@ -161,7 +163,7 @@ class StatsRecorder:
                 dropped[reason] += count
                 waiting[receiver] -= count
             oldest = min((since for since, _ in self._failing.values()), default=None)
-            names = ("minutes", "minutes_skipped", "retries", "store_faults")
+            names = ("minutes", "minutes_skipped", "future_positions", "retries", "store_faults")
             return {
                 **{name: self._counts[name] for name in names},
                 "reloads": dict(self._reloads),
@@ -198,6 +200,12 @@ ALERTS: ComponentKind[AlertStats] = ComponentKind(
             "{minute}",
             "Minutes skipped after a pause.",
             lambda stats: stats.minutes_skipped,
+        ),
+        counter(
+            "future_positions",
+            "{rule}",
+            "Rules that went back from a minute still to come.",
+            lambda stats: stats.future_positions,
         ),
         up_down("firing", "{alert}", "Alerts that fire.", lambda stats: stats.firing),
         up_down("pending", "{alert}", "Alerts that are pending.", lambda stats: stats.pending),

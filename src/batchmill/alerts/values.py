@@ -24,8 +24,8 @@ _FULL_NAMES = {
 
 
 @dataclass(slots=True)
-class Evaluated:
-    """What became of some rules in one minute."""
+class Evaluation:
+    """The outcomes of some rules in one minute."""
 
     outcomes: dict[str, dict[str, Outcome]] = field(default_factory=dict)
     """By rule and entity id."""
@@ -33,9 +33,9 @@ class Evaluated:
     """Rules that could not be evaluated, and why."""
 
 
-def evaluate(snapshot: Snapshot, rules: Iterable[Rule], minute: int) -> Evaluated:
+def evaluate(snapshot: Snapshot, rules: Iterable[Rule], minute: int) -> Evaluation:
     """Judge rules by the minutes up to ``minute``, with values of one moment."""
-    result = Evaluated()
+    result = Evaluation()
     known = {metric.name: metric for metric in snapshot.metrics()}
     by_source: dict[str, list[Rule]] = {}
     for rule in rules:
@@ -76,7 +76,7 @@ def _judge_values(
     known: Mapping[str, StoredMetric],
     rules: Sequence[Rule],
     minute: int,
-    result: Evaluated,
+    result: Evaluation,
 ) -> None:
     """Judge the conditions on values of one source; rows are read once for all of them."""
     rules = [rule for rule in rules if isinstance(rule.condition, Threshold)]

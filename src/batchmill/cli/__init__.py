@@ -15,7 +15,7 @@ from types import ModuleType
 from batchmill import __version__
 from batchmill.cli.options import Parser
 from batchmill.errors import BatchmillError, MissingExtraError
-from batchmill.extras import left_out, require_extras
+from batchmill.extras import lacks_extra, left_out, require_extras
 
 _COMMANDS = {
     "run": ("run", "run"),
@@ -39,6 +39,9 @@ _EXTRAS: dict[str, tuple[str, ...]] = {
     "pipeline": ("cli", "spark"),
     "backfill": ("cli", "spark"),
     "query": ("cli",),
+    "web": ("web",),
+    "demo": ("demo",),
+    "ingest": ("otlp",),
 }
 """The extras that commands need in any case; `run` knows more, by its settings."""
 _UNUSED = dict.fromkeys(
@@ -50,20 +53,20 @@ imports pandas as soon as it converts a list: 40 MB, and a third of a second at 
 
 def main() -> int:
     """Run the command in ``sys.argv``; the exit code."""
-    given = _parser(sys.argv[1:]).parse_args()
+    arguments = _parser(sys.argv[1:]).parse_args()
     # gRPC's own library writes to the standard error output, past our log, unless it is told not
     # to before it is loaded; what goes wrong is in the errors of its calls, too.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
-        require_extras(f"batchmill {given.command}", *_needed(given))
-        module, function = _COMMANDS[given.command]
-        with left_out(*_UNUSED.get(given.command, ())):
-            return int(getattr(_module(module), function)(given))
+        require_extras(f"batchmill {arguments.command}", *_needed(arguments))
+        module, function = _COMMANDS[arguments.command]
+        with left_out(*_UNUSED.get(arguments.command, ())):
+            return int(getattr(_module(module), function)(arguments))
     except MissingExtraError as error:
         print(error, file=sys.stderr)
         return 1
     except BatchmillError as error:
-        print(f"batchmill {given.command}: {error}", file=sys.stderr)
+        print(f"batchmill {arguments.command}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:  # the second Ctrl-C: the first one ends everything in order
         print("batchmill: stopped before everything was drained", file=sys.stderr)
@@ -74,13 +77,27 @@ def main() -> int:
         return 1
 
 
-def _needed(given: argparse.Namespace) -> list[str]:
+def _needed(arguments: argparse.Namespace) -> list[str]:
     """The extras that the command needs, all of them: whoever misses two installs them at once."""
-    extras = list(_EXTRAS.get(given.command, ()))
-    if str(getattr(given, "store", None)).startswith(("postgresql:", "postgres:")):
+    extras = list(_EXTRAS.get(arguments.command, ()))
+    if str(getattr(arguments, "store", None)).startswith(("postgresql:", "postgres:")):
         extras.append("postgres")
-    if str(getattr(given, "source", None)).startswith("kafka:"):
+    addresses = (
+        ("to", "export_traces", "export_logs") if arguments.command == "ingest" else ("source",)
+    )
+    if any(str(getattr(arguments, name, None)).startswith("kafka:") for name in addresses):
         extras.append("kafka")
+    if arguments.command == "export":
+        from batchmill.export import require_exporter
+
+        if lacks_extra(lambda: require_exporter(arguments.to)):
+            extras.append("export")
+    if arguments.command == "alerts" and arguments.action != "list":
+        from batchmill.alerts import load_rules
+
+        file = arguments.file if arguments.action == "check" else arguments.rules
+        if lacks_extra(lambda: load_rules(file)):
+            extras.append("alerts")
     return extras
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from batchmill.alerts import (
     AlertEngine,
@@ -101,7 +101,8 @@ def _add_run(actions: Any) -> None:
     )
     add = Options(run)
     add.value("--rules", "FILE", "the rules", required=True)
-    add.value("--store", "URL", "default: %(default)s", default="sqlite:///metrics.db")
+    add.value("--store", "URL", "the store (default: that of --home)")
+    add_home_options(run)
     better = f"better in {ALERTS_TO_VARIABLE}, with spaces between them: all users of this machine "
     text = "a webhook, http://… or https://…, or an alertmanager+http://host:port; may be repeated"
     add.values("--to", "URL", f"{text}; {better}see command lines")
@@ -118,39 +119,62 @@ def _add_run(actions: Any) -> None:
     add_metrics_options(run)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Do what the action says; the exit code."""
-    return {"check": _check, "list": _list, "run": _run}[given.action](given)
+    return {"check": _check, "list": _list, "run": _run}[arguments.action](arguments)
 
 
 # Checking.
 
 
-def _check(given: argparse.Namespace) -> int:
-    rules = load_rules(given.file)
-    import_sources(given.sources)
-    problems = _unknown_metrics(rules, _metrics(given))
+def _check(arguments: argparse.Namespace) -> int:
+    rules = load_rules(arguments.file)
+    import_sources(arguments.sources)
+    problems = _faults(rules, _metrics(arguments))
     if problems:
-        print(*(f"{given.file}: {problem}" for problem in problems), sep="\n", file=sys.stderr)
+        print(*(f"{arguments.file}: {problem}" for problem in problems), sep="\n", file=sys.stderr)
         return 2
     for rule in rules.rules:
         print(f"{rule.id}: {rule.condition.text}; {rule.severity}")
     _print_left_out(rules)
     note = f", {count_of(len(rules.left_out), 'part')} not read" if rules.left_out else ""
-    print(f"{given.file}: {count_of(len(rules.rules), 'rule')}{note}")
+    print(f"{arguments.file}: {count_of(len(rules.rules), 'rule')}{note}")
     return 1 if rules.left_out else 0
 
 
-def _metrics(given: argparse.Namespace) -> Mapping[str, tuple[str, str]]:
-    """Source and function of each metric, by name."""
-    if given.store is not None:
-        with open_store(given.store, create=False) as store:
-            return {metric.name: (metric.source, metric.function) for metric in store.metrics()}
-    metrics: MetricSet = load([Path(path) for path in given.oal] if given.oal else core_script())
-    return {metric.name: (metric.source, metric.function) for metric in metrics}
+class _Known(NamedTuple):
+    """What is known of a metric."""
+
+    source: str
+    function: str
+    args: Sequence[int | None]
+    """Of the function; None for those that are no numbers."""
 
 
-def _unknown_metrics(rules: RuleFile, known: Mapping[str, tuple[str, str]]) -> list[str]:
+def _metrics(arguments: argparse.Namespace) -> Mapping[str, _Known]:
+    """The metrics that rules may use, by name."""
+    if arguments.store is not None:
+        with open_store(arguments.store, create=False) as store:
+            stored = store.metrics()
+        return {
+            metric.name: _Known(metric.source, metric.function, metric.plan.args)
+            for metric in stored
+        }
+    metrics: MetricSet = load(
+        [Path(path) for path in arguments.oal] if arguments.oal else core_script()
+    )
+    return {
+        metric.name: _Known(
+            metric.source,
+            metric.function,
+            [arg if isinstance(arg, int) else None for arg in metric.args],
+        )
+        for metric in metrics
+    }
+
+
+def _faults(rules: RuleFile, known: Mapping[str, _Known]) -> list[str]:
+    """What is wrong with the metrics and labels of rules."""
     problems = []
     for rule in rules.rules:
         names = rule.condition.metrics
@@ -162,25 +186,30 @@ def _unknown_metrics(rules: RuleFile, known: Mapping[str, tuple[str, str]]) -> l
                 "and `batchmill query --list` show those there are"
             )
             continue
-        sources = sorted({known[name][0] for name in names})
+        sources = sorted({known[name].source for name in names})
         if len(sources) > 1:
             problems.append(
                 f"rule {rule.id!r}: its metrics are of different sources ({', '.join(sources)}): a "
                 "rule needs metrics of one"
             )
-        function = known[names[0]][1]
-        if isinstance(rule.condition, BurnRate) and function != "percent":
-            problems.append(
-                f"rule {rule.id!r}: {names[0]} is {function}(), and an SLO needs percent()"
-            )
+        if isinstance(rule.condition, BurnRate):
+            function = known[names[0]].function
+            if function != "percent":
+                problems.append(
+                    f"rule {rule.id!r}: {names[0]} is {function}(), and an SLO needs percent()"
+                )
+            continue
+        functions = {name: (known[name].function, known[name].args) for name in names}
+        faults = rule.condition.label_faults(functions)
+        problems += [f"rule {rule.id!r}: {fault}" for fault in faults]
     return problems
 
 
 # Listing.
 
 
-def _list(given: argparse.Namespace) -> int:
-    url = given.store or home_of(given).store_url
+def _list(arguments: argparse.Namespace) -> int:
+    url = arguments.store or home_of(arguments).store_url
     with open_store(url, create=False) as store:
         book = store.alerts()
         now_s = int(datetime.now(UTC).timestamp())
@@ -193,7 +222,7 @@ def _list(given: argparse.Namespace) -> int:
         (alert for alert in book.alerts if alert.phase is not AlertPhase.SILENT),
         key=lambda alert: (alert.phase is AlertPhase.PENDING, -alert.since_s, alert.rule),
     )
-    if given.json:
+    if arguments.json:
         for alert in alerts:
             _print_json({**asdict(alert), "phase": alert.phase.value})
         for episode in history:
@@ -242,22 +271,25 @@ def _print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 # Running.
 
 
-def _run(given: argparse.Namespace) -> int:
-    configure_logs(verbose=given.verbose)
-    watcher = RuleWatcher(given.rules)
-    receivers = _receivers(given)
+def _run(arguments: argparse.Namespace) -> int:
+    configure_logs(verbose=arguments.verbose)
+    url = arguments.store or home_of(arguments).store_url
+    watcher = RuleWatcher(arguments.rules)
+    receivers = _receivers(arguments)
     settings = AlertSettings(
         **only_given(
-            grace_s=given.grace,
-            poll_s=given.poll,
-            timeout_s=given.timeout,
-            max_ms=None if given.retry_max is None else given.retry_max * 1000,
+            grace_s=arguments.grace,
+            poll_s=arguments.poll,
+            timeout_s=arguments.timeout,
+            max_ms=None if arguments.retry_max is None else arguments.retry_max * 1000,
         )
     )
-    status = StatusFile(given.status, "alerts", rules_file=str(Path(given.rules).absolute()))
+    status = StatusFile(
+        arguments.status, "alerts", rules_file=str(Path(arguments.rules).absolute())
+    )
     _print_left_out(watcher.file)
-    with Signals() as signals, metrics_page(given):
-        store = await_pipeline(lambda: open_store(given.store, create=False), status, signals)
+    with Signals() as signals, metrics_page(arguments):
+        store = await_pipeline(lambda: open_store(url, create=False), status, signals)
         if store is None:
             return 0
         with store:
@@ -265,15 +297,15 @@ def _run(given: argparse.Namespace) -> int:
     return 0
 
 
-def _receivers(given: argparse.Namespace) -> list[Receiver]:
+def _receivers(arguments: argparse.Namespace) -> list[Receiver]:
     headers: dict[str, str] = {}
-    for text in [*os.environ.get(ALERTS_HEADERS_VARIABLE, "").split(","), *given.header]:
+    for text in [*os.environ.get(ALERTS_HEADERS_VARIABLE, "").split(","), *arguments.header]:
         name, equals, value = text.partition("=")
         if text and not (name.strip() and equals):
             raise ConfigError("header", "…", "NAME=VALUE")
         if text:
             headers[name.strip()] = value.strip()
-    urls = [*os.environ.get(ALERTS_TO_VARIABLE, "").split(), *given.to]
+    urls = [*os.environ.get(ALERTS_TO_VARIABLE, "").split(), *arguments.to]
     return [Receiver.parse(url, headers) for url in dict.fromkeys(urls)]
 
 
@@ -323,7 +355,8 @@ def report(engine: AlertEngine, rules: RuleFile) -> dict[str, Any]:
         "alerts": [
             {
                 "rule": alert.rule,
-                "entity": alert.entity_name,
+                "entity_id": alert.entity_id,
+                "entity_name": alert.entity_name,
                 "since_s": alert.since_s,
                 "message": alert.message,
             }

@@ -53,13 +53,13 @@ def add_parser(commands: Any) -> None:
     add.value("--seed", "N", f"{text} (default: a new one each time)", type=int)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Send the shop's spans; 0 when all of them were acknowledged, else 1."""
-    endpoint = given.endpoint or (GRPC_ENDPOINT if given.grpc else HTTP_ENDPOINT)
+    endpoint = arguments.endpoint or (GRPC_ENDPOINT if arguments.grpc else HTTP_ENDPOINT)
     try:
         from batchmill.demo import LastWords, Sender, Shop, make_exporter
 
-        exporter, rejected = make_exporter(endpoint, grpc=given.grpc)
+        exporter, rejected = make_exporter(endpoint, grpc=arguments.grpc)
     except MissingExtraError as error:
         return _fail(str(error))
     except ImportError as error:
@@ -71,15 +71,15 @@ def run(given: argparse.Namespace) -> int:
             f"nothing listens at {endpoint} ({refusal}).\n"
             "Start `batchmill run` first, or name another receiver with --endpoint."
         )
-    seed = secrets.randbelow(10**9) if given.seed is None else given.seed
-    seconds = None if given.forever else given.seconds
+    seed = secrets.randbelow(10**9) if arguments.seed is None else arguments.seed
+    seconds = None if arguments.forever else arguments.seconds
     _say(
-        f"a shop of eight services, about {given.rate:g} requests/s, sends to {endpoint} "
+        f"a shop of eight services, about {arguments.rate:g} requests/s, sends to {endpoint} "
         f"{'until Ctrl-C' if seconds is None else f'for {seconds:g} s'} (--seed {seed})"
     )
     # The visits happen a little before now.
     begin_s = time.time() - LONGEST_S
-    trouble = incidents(begin_s, seconds) if given.incidents else lambda offset_s: False
+    trouble = incidents(begin_s, seconds) if arguments.incidents else lambda offset_s: False
     with Stop() as stop, LastWords() as words:
         sender = Sender(
             exporter,
@@ -89,7 +89,7 @@ def run(given: argparse.Namespace) -> int:
         played = play(
             Shop(seed, sender),
             sender,
-            plan(seed, given.rate, seconds, trouble),
+            plan(seed, arguments.rate, seconds, trouble),
             stop,
             seconds=seconds,
             on_stop=lambda: _say("stopping after sending the rest (Ctrl-C again stops at once)"),

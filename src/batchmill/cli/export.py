@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from batchmill.cli.options import (
     Options,
+    add_home_options,
     add_kafka_option,
     add_metrics_options,
+    home_of,
     kafka_options,
     metrics_page,
     number,
@@ -59,7 +61,6 @@ T = TypeVar("T")
 STATUS_S = 1.0
 WAITING = "waiting for the pipeline"
 _SENDING = ("buffer", "batch", "poll", "timeout", "retry_max", "drain")
-_PATIENCE = RetryPolicy(give_up_after_s=5.0)
 _SCRAPE_PATIENCE = RetryPolicy(give_up_after_s=3.0)
 """How long a scrape tries to read the store, before it is answered 503."""
 
@@ -80,8 +81,10 @@ def add_parser(commands: Any) -> None:
     outbox_targets = "otlp+grpc://host:port, otlp+grpcs://…, otlp+http://…, otlp+https://…, "
     targets = f"{outbox_targets}kafka://host:port/topic, {PROMETHEUS_ADDRESSES}"
     add.value("--to", "TARGET", targets, required=True)
-    add.value("--store", "URL", "default: %(default)s", default="sqlite:///metrics.db")
-    add.value("--checkpoint", "DIR", "the pipeline's", default="checkpoint")
+    add.value("--store", "URL", "the store (default: that of --home)")
+    text = "the pipeline's (default: that of --home; with --store, ./checkpoint)"
+    add.value("--checkpoint", "DIR", text)
+    add_home_options(parser)
     add.value("--name", "NAME", "its name in the store (default: the target)")
     better = f"better in {EXPORT_HEADERS_VARIABLE}, with commas between them: all users of this "
     text = f"sent with each request; {better}machine see command lines"
@@ -116,6 +119,7 @@ def _add_prometheus_options(add: Options) -> None:
     add.value("--token-file", "FILE", f"{text}remote write sends it to the receiver", type=Path)
     add.value("--tls-cert", "FILE", "prometheus://: the page's certificate, PEM", type=Path)
     add.value("--tls-key", "FILE", "its key, PEM", type=Path)
+    add.value("--tls-client-ca", "FILE", "scrapers need a certificate of it", type=Path)
     add.switch("--insecure", "let anybody scrape who can reach the address")
     text = "prometheus://: leave values out once their minute is over for longer (default: 300)"
     add.value("--max-age", "S", text, type=number())
@@ -128,38 +132,49 @@ def _add_prometheus_options(add: Options) -> None:
     add.value("--late", "MINUTES", f"{text}out_of_order_time_window", type=int)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Export until a signal, or until all is sent with ``--once``; the exit code."""
-    configure_logs(verbose=given.verbose)
+    configure_logs(verbose=arguments.verbose)
     try:
-        headers = _headers(given)
-        from_store = reads_store(given.to)
+        _find_run(arguments)
+        headers = _headers(arguments)
+        from_store = reads_store(arguments.to)
         for name in ("once", "forget") if from_store else ():
-            if getattr(given, name):
+            if getattr(arguments, name):
                 allowed = "left out: it is for targets with an outbox"
-                raise ConfigError(f"--{name}", given.to, allowed)
+                raise ConfigError(f"--{name}", arguments.to, allowed)
         if from_store:
-            require_exporter(given.to)
-        target = check_address(given.to)
+            require_exporter(arguments.to)
+        target = check_address(arguments.to)
         for name in _SENDING if is_scraped(target) else ():
-            if getattr(given, name) is not None:
+            if getattr(arguments, name) is not None:
                 allowed = "left out: a page that is scraped sends nothing"
-                raise ConfigError(f"--{name.replace('_', '-')}", given.to, allowed)
+                raise ConfigError(f"--{name.replace('_', '-')}", arguments.to, allowed)
         with Signals() as signals:
             if is_scraped(target):  # that page has the queues of this process, too
-                return _serve_page(given, signals)
-            with metrics_page(given):
+                return _serve_page(arguments, signals)
+            with metrics_page(arguments):
                 if from_store:
-                    return _write_remote(given, headers, signals)
-                return _send_changes(given, target, headers, signals)
+                    return _write_remote(arguments, headers, signals)
+                return _send_changes(arguments, target, headers, signals)
     except (BatchmillError, OSError) as error:
         print(f"batchmill export: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
 
 
-def _headers(given: argparse.Namespace) -> dict[str, str]:
+def _find_run(arguments: argparse.Namespace) -> None:
+    """Fill in the store and the checkpoint of a run, unless a store was named."""
+    checkpoint = Path("checkpoint")
+    if arguments.store is None:
+        home = home_of(arguments)
+        arguments.store, checkpoint = home.store_url, home.checkpoint
+    if arguments.checkpoint is None:
+        arguments.checkpoint = str(checkpoint)
+
+
+def _headers(arguments: argparse.Namespace) -> dict[str, str]:
     headers = {}
-    for text in [*os.environ.get(EXPORT_HEADERS_VARIABLE, "").split(","), *given.header]:
+    for text in [*os.environ.get(EXPORT_HEADERS_VARIABLE, "").split(","), *arguments.header]:
         name, equals, value = text.partition("=")
         if not text:
             continue
@@ -191,38 +206,38 @@ def await_pipeline(
 
 
 def _send_changes(
-    given: argparse.Namespace, target: str, headers: Mapping[str, str], signals: Signals
+    arguments: argparse.Namespace, target: str, headers: Mapping[str, str], signals: Signals
 ) -> int:
     """Send what is in the outbox."""
     from batchmill.export import Exporter, ExporterSettings, Target, forget_exporter, open_sender
     from batchmill.outbox import Outbox
 
-    name = given.name or target
+    name = arguments.name or target
     settings = ExporterSettings(
         headers=headers,
-        kafka_options=kafka_options(given),
+        kafka_options=kafka_options(arguments),
         **only_given(
-            buffer_size=given.buffer,
-            max_batch=given.batch,
-            poll_s=given.poll,
-            timeout_s=given.timeout,
-            max_ms=_ms(given.retry_max),
-            drain_s=given.drain,
+            buffer_size=arguments.buffer,
+            max_batch=arguments.batch,
+            poll_s=arguments.poll,
+            timeout_s=arguments.timeout,
+            max_ms=_ms(arguments.retry_max),
+            drain_s=arguments.drain,
         ),
     )
     require_exporter(target)
-    status = StatusFile(given.status, name, target=target)
+    status = StatusFile(arguments.status, name, target=target)
 
     def find() -> tuple[Outbox, Store]:
-        outbox = Outbox.of(Path(given.checkpoint))
-        return outbox, open_store(given.store, retry=_PATIENCE, create=False)
+        outbox = Outbox.of(Path(arguments.checkpoint))
+        return outbox, open_store(arguments.store, create=False)
 
-    parts = await_pipeline(find, status, signals, wait=not (given.once or given.forget))
+    parts = await_pipeline(find, status, signals, wait=not (arguments.once or arguments.forget))
     if parts is None:
         return 0
     outbox, store = parts
     with store:
-        if given.forget:
+        if arguments.forget:
             forget_exporter(store, outbox, name)
             print(f"removed {name}: nothing waits for it any more", flush=True)
             return 0
@@ -234,7 +249,7 @@ def _send_changes(
             settings=settings,
         )
         print(f"exporting to {target} as {name!r}; Ctrl-C ends it", flush=True)
-        _run_exporter(exporter, status if given.status else None, signals, once=given.once)
+        _run_exporter(exporter, status if arguments.status else None, signals, once=arguments.once)
     print("ended: the next run continues from here", flush=True)
     return 0
 
@@ -295,61 +310,66 @@ def _exporter_report(exporter: Exporter) -> dict[str, Any]:
     }
 
 
-def _serve_page(given: argparse.Namespace, signals: Signals) -> int:
+def _serve_page(arguments: argparse.Namespace, signals: Signals) -> int:
     """Serve a page for Prometheus to scrape."""
     from batchmill.export import PageSettings, PrometheusServer, PrometheusSettings
     from batchmill.http import Access
 
-    host, port = page_address(given.to)
-    token = token_of(given, EXPORT_TOKEN_VARIABLE) or None
+    host, port = page_address(arguments.to)
+    token = token_of(arguments, EXPORT_TOKEN_VARIABLE) or None
     settings = PrometheusSettings(
         bind=host,
-        access=Access(token=token, tls_cert=given.tls_cert, tls_key=given.tls_key),
-        insecure=given.insecure,
-        page=PageSettings(limits=_limits(given), **only_given(max_age_s=given.max_age)),
+        access=Access(
+            token=token,
+            tls_cert=arguments.tls_cert,
+            tls_key=arguments.tls_key,
+            client_ca=arguments.tls_client_ca,
+        ),
+        insecure=arguments.insecure,
+        page=PageSettings(limits=_limits(arguments), **only_given(max_age_s=arguments.max_age)),
         **only_given(port=port),
     )
     with PrometheusServer(
-        lambda: open_store(given.store, retry=_SCRAPE_PATIENCE, create=False),
+        lambda: open_store(arguments.store, retry=_SCRAPE_PATIENCE, create=False),
         settings,
-        traces=given.traces,
+        traces=arguments.traces,
     ) as server:
         print(f"serving {server.address} for Prometheus; Ctrl-C ends it", flush=True)
-        status = _status_file(given, given.to)
+        status = _status_file(arguments, arguments.to)
         _report_until_signal(lambda: _page_report(server), status, signals)
         status.write({**_page_report(server), "state": "ended"})
     return 0
 
 
-def _write_remote(given: argparse.Namespace, headers: Mapping[str, str], signals: Signals) -> int:
+def _write_remote(
+    arguments: argparse.Namespace, headers: Mapping[str, str], signals: Signals
+) -> int:
     """Send complete minutes by remote write."""
     from batchmill.export import RemoteWriter, RemoteWriteSettings, remote_address
 
     settings = RemoteWriteSettings(
-        limits=_limits(given),
+        limits=_limits(arguments),
         **only_given(
-            catch_up_minutes=given.catch_up,
-            late_minutes=given.late,
-            buffer_samples=given.buffer,
-            max_samples=given.batch,
-            poll_s=given.poll,
-            timeout_s=given.timeout,
-            max_ms=_ms(given.retry_max),
-            close_timeout_s=given.drain,
+            catch_up_minutes=arguments.catch_up,
+            late_minutes=arguments.late,
+            buffer_samples=arguments.buffer,
+            max_samples=arguments.batch,
+            poll_s=arguments.poll,
+            timeout_s=arguments.timeout,
+            max_ms=_ms(arguments.retry_max),
+            close_timeout_s=arguments.drain,
         ),
     )
-    shown = remote_address(given.to)
-    token = token_of(given, EXPORT_TOKEN_VARIABLE) or None
-    status = _status_file(given, shown)
-    store = await_pipeline(
-        lambda: open_store(given.store, retry=RetryPolicy(), create=False), status, signals
-    )
+    shown = remote_address(arguments.to)
+    token = token_of(arguments, EXPORT_TOKEN_VARIABLE) or None
+    status = _status_file(arguments, shown)
+    store = await_pipeline(lambda: open_store(arguments.store, create=False), status, signals)
     if store is None:
         return 0
-    position = given.position or _position(Path(given.checkpoint), shown)
+    position = arguments.position or _position(Path(arguments.checkpoint), shown)
     with store:
         with RemoteWriter(
-            store, given.to, position, settings, token=token, headers=headers
+            store, arguments.to, position, settings, token=token, headers=headers
         ) as writer:
             print(f"writing to {shown}; Ctrl-C ends it", flush=True)
             _report_until_signal(lambda: _writer_report(writer), status, signals)
@@ -363,10 +383,10 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1000
 
 
-def _status_file(given: argparse.Namespace, target: str) -> StatusFile:
+def _status_file(arguments: argparse.Namespace, target: str) -> StatusFile:
     # Nothing waits in the outbox for these targets.
     fixed: dict[str, Any] = {"target": target, "state": "exporting", "waiting": {"files": 0}}
-    return StatusFile(given.status, given.name or target, **fixed)
+    return StatusFile(arguments.status, arguments.name or target, **fixed)
 
 
 def _report_until_signal(
@@ -425,9 +445,11 @@ def _position(checkpoint: Path, shown: str) -> Path:
     return checkpoint.absolute().parent / f"remote-write-{mark}.json"
 
 
-def _limits(given: argparse.Namespace) -> SeriesLimits:
+def _limits(arguments: argparse.Namespace) -> SeriesLimits:
     from batchmill.export import SeriesLimits
 
     return SeriesLimits(
-        **only_given(max_series=given.max_series, max_series_per_metric=given.max_series_per_metric)
+        **only_given(
+            max_series=arguments.max_series, max_series_per_metric=arguments.max_series_per_metric
+        )
     )

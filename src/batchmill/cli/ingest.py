@@ -80,22 +80,22 @@ def add_parser(commands: Any) -> None:
     add.switch("--verbose", "log more")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Receive until a signal; the exit code."""
-    configure_logs(verbose=given.verbose)
+    configure_logs(verbose=arguments.verbose)
     try:
         from batchmill.ingest import Limits, Place, check_shares
 
-        settings = _settings(given)
-        limits = Limits(**only_given(max_body_bytes=given.max_body_mb))
+        settings = _settings(arguments)
+        limits = Limits(**only_given(max_body_bytes=arguments.max_body_mb))
         _raise_file_limit()
-        if given.worker is not None:
-            return _work(given, settings, limits, Place.parse(given.worker))
-        if given.processes > 1:
-            check_shares(settings, limits, given.processes)
-            forwarded = _run_workers(given, settings)
+        if arguments.worker is not None:
+            return _work(arguments, settings, limits, Place.parse(arguments.worker))
+        if arguments.processes > 1:
+            check_shares(settings, limits, arguments.processes)
+            forwarded = _run_workers(arguments, settings)
         else:
-            forwarded = _receive(given, settings, limits)
+            forwarded = _receive(arguments, settings, limits)
     except (BatchmillError, OSError) as error:
         print(f"batchmill ingest: {error}", file=sys.stderr)
         return 1
@@ -103,45 +103,51 @@ def run(given: argparse.Namespace) -> int:
         line = f"{name} forwarded to {stats['to']}: {stats['sent']:,} of {stats['offered']:,}"
         lost = "".join(f"; dropped {n:,}: {reason}" for reason, n in stats["dropped"].items())
         print(line + lost, flush=True)
-    where = "topic" if given.to else "spool"
+    where = "topic" if arguments.to else "spool"
     print(f"ended: everything acknowledged is in the {where}", flush=True)
     return 0
 
 
 def _receive(
-    given: argparse.Namespace, settings: ReceiverSettings, limits: Limits
+    arguments: argparse.Namespace, settings: ReceiverSettings, limits: Limits
 ) -> dict[str, Mapping[str, Any]]:
     """Receive in this process; what became of the requests to forward."""
     from batchmill.ingest import Receiver
 
-    with _forwarders(given) as forwarders, _sink(given) as sink:
+    with _forwarders(arguments) as forwarders, _sink(arguments) as sink:
         receiver = Receiver(
-            sink, settings, limits=limits, status_path=_status_path(given), forwarders=forwarders
+            sink,
+            settings,
+            limits=limits,
+            status_path=_status_path(arguments),
+            forwarders=forwarders,
         )
-        asyncio.run(_serve(receiver, given))
+        asyncio.run(_serve(receiver, arguments))
     return {name: forwarder.stats() for name, forwarder in forwarders.items()}
 
 
 def _run_workers(
-    given: argparse.Namespace, settings: ReceiverSettings
+    arguments: argparse.Namespace, settings: ReceiverSettings
 ) -> dict[str, Mapping[str, Any]]:
     """Receive in several processes."""
     from batchmill.run import Receivers
 
-    receivers = Receivers(given.processes, settings, sys.argv[1:], status_path=_status_path(given))
-    asyncio.run(_serve(receivers, given))
+    receivers = Receivers(
+        arguments.processes, settings, sys.argv[1:], status_path=_status_path(arguments)
+    )
+    asyncio.run(_serve(receivers, arguments))
     forwarded: dict[str, Mapping[str, Any]] = receivers.status()["forwarded"]
     return forwarded
 
 
 def _work(
-    given: argparse.Namespace, settings: ReceiverSettings, limits: Limits, place: Place
+    arguments: argparse.Namespace, settings: ReceiverSettings, limits: Limits, place: Place
 ) -> int:
     """Receive as one of several processes."""
     from batchmill.ingest import ParentLink, Receiver
 
     with contextlib.closing(ParentLink(place)) as parent:
-        with _forwarders(given, place) as forwarders, _sink(given, place) as sink:
+        with _forwarders(arguments, place) as forwarders, _sink(arguments, place) as sink:
             receiver = Receiver(
                 sink, place.settings(settings), limits=limits, forwarders=forwarders, parent=parent
             )
@@ -150,18 +156,18 @@ def _work(
     return 0
 
 
-def _status_path(given: argparse.Namespace) -> Path:
-    return Path(given.home) / "run" / "ingest.json"
+def _status_path(arguments: argparse.Namespace) -> Path:
+    return Path(arguments.home) / "run" / "ingest.json"
 
 
 @contextlib.contextmanager
 def _forwarders(
-    given: argparse.Namespace, place: Place | None = None
+    arguments: argparse.Namespace, place: Place | None = None
 ) -> Iterator[dict[str, KafkaForwarder]]:
     """Forwarders of traces and logs; closed after the sink, when the last spans are durable."""
     forwarders: dict[str, KafkaForwarder] = {}
     with contextlib.ExitStack() as stack:
-        for name, target in (("traces", given.export_traces), ("logs", given.export_logs)):
+        for name, target in (("traces", arguments.export_traces), ("logs", arguments.export_logs)):
             if target is not None:
                 from batchmill.export import KafkaForwarder, Target
 
@@ -169,36 +175,38 @@ def _forwarders(
                 forwarder = KafkaForwarder(
                     Target.parse(target),
                     signal=name,
-                    options=kafka_options(given),
-                    buffer_size=max(1, share(given.export_forward_buffer)),
-                    max_bytes=max(1, share(given.export_forward_mb)),
+                    options=kafka_options(arguments),
+                    buffer_size=max(1, share(arguments.export_forward_buffer)),
+                    max_bytes=max(1, share(arguments.export_forward_mb)),
                 )
                 forwarders[name] = stack.enter_context(contextlib.closing(forwarder))
         yield forwarders
 
 
-def _sink(given: argparse.Namespace, place: Place | None = None) -> Spool | KafkaSink:
+def _sink(arguments: argparse.Namespace, place: Place | None = None) -> Spool | KafkaSink:
     """Where spans go; with ``place``, for one of several processes."""
-    if given.to is None:
+    if arguments.to is None:
         from batchmill.spool import Spool
 
         return Spool(
-            Path(given.home) / "spool",
-            span_events=not given.no_span_events,
+            Path(arguments.home) / "spool",
+            span_events=not arguments.no_span_events,
             **_capacity(place),
             **only_given(
-                linger_s=given.linger,
-                max_rows=given.segment_rows,
-                unread_warning=given.unread_warning_mb,
-                unread_critical=given.unread_critical_mb,
-                unread_critical_plus=given.unread_critical_plus_mb,
+                linger_s=arguments.linger,
+                max_rows=arguments.segment_rows,
+                unread_warning=arguments.unread_warning_mb,
+                unread_critical=arguments.unread_critical_mb,
+                unread_critical_plus=arguments.unread_critical_plus_mb,
             ),
         )
     from batchmill.kafka import KafkaAddress, KafkaSettings
 
-    address = KafkaAddress.parse(given.to)
+    address = KafkaAddress.parse(arguments.to)
     settings = KafkaSettings(
-        options=kafka_options(given), **_capacity(place), **only_given(linger_s=given.linger)
+        options=kafka_options(arguments),
+        **_capacity(place),
+        **only_given(linger_s=arguments.linger),
     )
 
     from batchmill.kafka import KafkaSink  # only now: its extra may be missing
@@ -222,11 +230,11 @@ def _capacity(place: Place | None) -> dict[str, Any]:
     return {name: place.share(getattr(whole, name)) for name in ("capacity_rows", "capacity_bytes")}
 
 
-async def _serve(receiver: Receiver | Receivers, given: argparse.Namespace) -> None:
+async def _serve(receiver: Receiver | Receivers, arguments: argparse.Namespace) -> None:
     def ready() -> None:
         scheme = "https" if receiver.settings.access.tls else "http"
-        where = given.to or str(Path(given.home) / "spool")
-        shared = f", {given.processes} processes" if given.processes > 1 else ""
+        where = arguments.to or str(Path(arguments.home) / "spool")
+        shared = f", {arguments.processes} processes" if arguments.processes > 1 else ""
         print(
             f"receiving OTLP traces at {scheme}://{receiver.http_address} (HTTP) and "
             f"{receiver.grpc_address} (gRPC) into {where}{shared}; Ctrl-C ends it",
@@ -237,20 +245,20 @@ async def _serve(receiver: Receiver | Receivers, given: argparse.Namespace) -> N
     await serve_until_signal(receiver, ready, last_words)
 
 
-def _settings(given: argparse.Namespace) -> ReceiverSettings:
+def _settings(arguments: argparse.Namespace) -> ReceiverSettings:
     from batchmill.ingest import ReceiverSettings
 
     return ReceiverSettings(
-        bind=given.bind,
-        http_port=given.http_port,
-        grpc_port=given.grpc_port,
-        access=access_of(given),
-        insecure=given.insecure,
+        bind=arguments.bind,
+        http_port=arguments.http_port,
+        grpc_port=arguments.grpc_port,
+        access=access_of(arguments),
+        insecure=arguments.insecure,
         **only_given(
-            max_connections=given.max_connections,
-            request_s=given.request_timeout,
-            metrics=given.metrics,
-            logs=given.logs,
+            max_connections=arguments.max_connections,
+            request_s=arguments.request_timeout,
+            metrics=arguments.metrics,
+            logs=arguments.logs,
         ),
     )
 

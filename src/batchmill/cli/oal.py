@@ -31,11 +31,11 @@ def add_parser(commands: Any) -> None:
     add_sources_option(check)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Check the scripts in files and folders; the exit code is 1 if there is an error."""
     try:
-        import_sources(given.sources)
-        metrics = load([Path(path) for path in given.paths])
+        import_sources(arguments.sources)
+        metrics = load([Path(path) for path in arguments.paths])
     except OalErrors as errors:
         print(errors, file=sys.stderr)
         return 1

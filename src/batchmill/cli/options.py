@@ -11,6 +11,7 @@ import importlib.util
 import math
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from batchmill.http import Access
 
 SUFFIX = ".py"
+_PAGE_AGAIN_S, _PAGE_AGAIN_MAX_S = 1.0, 60.0
+"""How long to wait before the port of a page is tried again: at first, and at most."""
 
 
 class SourcesError(BatchmillError, ImportError):
@@ -50,21 +53,21 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does it; an option that does not exist gets a suggestion."""
-        given, rest = self.parse_known_args(args, namespace)
+        arguments, rest = self.parse_known_args(args, namespace)
         if rest:
-            options = self._options_of(given)
+            options = self._options_of(arguments)
             unknown = [f"{word}{suggestion(word.partition('=')[0], options)}" for word in rest]
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return given
+        return arguments
 
-    def _options_of(self, given: argparse.Namespace) -> list[str]:
+    def _options_of(self, arguments: argparse.Namespace) -> list[str]:
         """The options of the commands that were given."""
         options = [option for option in self._option_string_actions if option.startswith("--")]
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
-                command = action.choices.get(getattr(given, action.dest, None) or "")
+                command = action.choices.get(getattr(arguments, action.dest, None) or "")
                 if isinstance(command, Parser):
-                    options += command._options_of(given)
+                    options += command._options_of(arguments)
         return options
 
 
@@ -160,23 +163,27 @@ def add_settings_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(setting.flag, dest=setting.name, **options)
 
 
-def settings_of(given: argparse.Namespace) -> RunSettings:
+def settings_of(arguments: argparse.Namespace) -> RunSettings:
     """The settings of a run, by :func:`add_settings_options` or :func:`add_home_options`."""
-    flags = {setting.name: getattr(given, setting.name, None) for setting in SETTINGS}
-    return load_settings(flags, given.config)
+    flags = {setting.name: getattr(arguments, setting.name, None) for setting in SETTINGS}
+    return load_settings(flags, arguments.config)
 
 
-def add_home_options(parser: argparse.ArgumentParser) -> None:
+def add_home_options(parser: argparse._ActionsContainer) -> None:
     """Add the options that name a run: ``--home``, or the settings file that has it."""
     add = Options(parser)
     add.value("--home", "PATH", "the run's home (default: as for `run`)")
     add.value("--config", "FILE", f"settings (default: ./{FILE})")
 
 
-def home_of(given: argparse.Namespace) -> Home:
+OTHER_RUN = "; --home names the folder of another run, --store a store"
+"""What to do when there is no store where :func:`home_of` looks for it."""
+
+
+def home_of(arguments: argparse.Namespace) -> Home:
     """The home folder of a run, by :func:`add_home_options`."""
-    flags = {"home": given.home}
-    return Home(Path(load_settings(flags, given.config)["home"]).absolute())
+    flags = {"home": arguments.home}
+    return Home(Path(load_settings(flags, arguments.config)["home"]).absolute())
 
 
 def add_access_options(parser: argparse.ArgumentParser, clients: str) -> None:
@@ -191,21 +198,23 @@ def add_access_options(parser: argparse.ArgumentParser, clients: str) -> None:
     add.switch("--insecure", "listen beyond this machine though anybody may connect")
 
 
-def access_of(given: argparse.Namespace) -> Access:
+def access_of(arguments: argparse.Namespace) -> Access:
     """Who may connect, by :func:`add_access_options`."""
     from batchmill.http import Access
 
     return Access(
-        token=given.token if given.token is not None else token_of(given, TOKEN_VARIABLE),
-        tls_cert=given.tls_cert,
-        tls_key=given.tls_key,
-        client_ca=given.tls_client_ca,
+        token=arguments.token
+        if arguments.token is not None
+        else token_of(arguments, TOKEN_VARIABLE),
+        tls_cert=arguments.tls_cert,
+        tls_key=arguments.tls_key,
+        client_ca=arguments.tls_client_ca,
     )
 
 
-def token_of(given: argparse.Namespace, variable: str) -> str | None:
+def token_of(arguments: argparse.Namespace, variable: str) -> str | None:
     """The token in ``--token-file``, else in the environment."""
-    return _read_token(given.token_file, variable)
+    return _read_token(arguments.token_file, variable)
 
 
 def _read_token(file: Path | None, variable: str) -> str | None:
@@ -232,39 +241,65 @@ def add_metrics_options(parser: argparse.ArgumentParser) -> None:
 
 
 @contextlib.contextmanager
-def metrics_page(given: argparse.Namespace) -> Iterator[None]:
+def metrics_page(arguments: argparse.Namespace) -> Iterator[None]:
     """Serve the page of :func:`add_metrics_options`, if there is to be one.
 
-    The command does without it where the port is in use.
+    Where the port is in use, the command does without it, reports that, and tries again.
     """
-    if given.metrics_port is None:
+    if arguments.metrics_port is None:
         yield
         return
     from batchmill.export import PrometheusSettings, TelemetryServer
     from batchmill.http import Access
+    from batchmill.process_stats import ProcessStats
 
-    token = _read_token(given.metrics_token_file, TOKEN_VARIABLE)
+    token = _read_token(arguments.metrics_token_file, TOKEN_VARIABLE)
     access = Access(
         token=token,
-        tls_cert=given.metrics_tls_cert,
-        tls_key=given.metrics_tls_key,
-        client_ca=given.metrics_tls_client_ca,
+        tls_cert=arguments.metrics_tls_cert,
+        tls_key=arguments.metrics_tls_key,
+        client_ca=arguments.metrics_tls_client_ca,
     )
     settings = PrometheusSettings(
-        bind=given.metrics_bind,
-        port=given.metrics_port,
+        bind=arguments.metrics_bind,
+        port=arguments.metrics_port,
         access=access,
-        insecure=given.metrics_insecure,
+        insecure=arguments.metrics_insecure,
     )
     with contextlib.ExitStack() as stack:
-        try:
-            server = stack.enter_context(TelemetryServer(settings))
+
+        def serve() -> bool:
+            try:
+                server = stack.enter_context(TelemetryServer(settings))
+            except ConfigError as error:
+                if not isinstance(error.__cause__, OSError):
+                    raise
+                why = f"no page for Prometheus: {error} (set --metrics-port)"
+                if why != ProcessStats.page_fault:
+                    print(why, file=sys.stderr, flush=True)
+                ProcessStats.page_fault = why
+                return False
+            ProcessStats.page_fault = ""
             print(f"queues of this process for Prometheus: {server.address}", flush=True)
-        except ConfigError as error:
-            if not isinstance(error.__cause__, OSError):
-                raise
-            print(f"no page for Prometheus: {error} (set --metrics-port)", file=sys.stderr)
-        yield
+            return True
+
+        ended = threading.Event()
+
+        def serve_later() -> None:
+            pause_s = _PAGE_AGAIN_S
+            while not ended.wait(pause_s) and not serve():
+                pause_s = min(2 * pause_s, _PAGE_AGAIN_MAX_S)
+
+        thread = threading.Thread(target=serve_later, name="batchmill-page", daemon=True)
+        if not serve():
+            thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            if thread.ident is not None:
+                thread.join()
+            ProcessStats.page_fault = ""
 
 
 def add_kafka_option(parser: argparse._ActionsContainer) -> None:
@@ -273,13 +308,13 @@ def add_kafka_option(parser: argparse._ActionsContainer) -> None:
     Options(parser).value("--kafka-config", "FILE", text, type=Path)
 
 
-def kafka_options(given: argparse.Namespace) -> dict[str, str]:
+def kafka_options(arguments: argparse.Namespace) -> dict[str, str]:
     """The settings in the file of :func:`add_kafka_option`; empty if there is none."""
-    if given.kafka_config is None:
+    if arguments.kafka_config is None:
         return {}
     from batchmill.kafka import read_options
 
-    return read_options(given.kafka_config)
+    return read_options(arguments.kafka_config)
 
 
 def add_sources_option(parser: argparse._ActionsContainer) -> None:

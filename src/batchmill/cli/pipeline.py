@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchmill.cli.options import (
+    OTHER_RUN,
     Options,
+    add_home_options,
     add_kafka_option,
     add_metrics_options,
     add_sources_option,
@@ -28,12 +33,16 @@ from batchmill.cli.options import (
     whole,
 )
 from batchmill.errors import BatchmillError, ConfigError
+from batchmill.files import own_folder
 from batchmill.logs import configure_logs
-from batchmill.store import DOUBTFUL
+from batchmill.run import Home, load_settings
+from batchmill.store import DOUBTFUL, StoreMissingError
 from batchmill.wording import count_of
 
 if TYPE_CHECKING:
     from batchmill.spark import BatchReport, Pipeline
+
+log = logging.getLogger("batchmill.spark")
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _LONGEST_DEDUP_S = 7 * 86_400
@@ -56,12 +65,13 @@ def add_parser(commands: Any) -> None:
     backfill = commands.add_parser(
         "backfill",
         help="add past events to a store",
-        description="Add the segments of a folder that is laid out like a spool. It may run beside "
-        "a live pipeline on the same store. Repeated, it adds only what is not in yet. Ctrl-C or "
-        "SIGTERM ends it after the running batch, a second Ctrl-C at once.",
+        description="Add the segments of a folder that is laid out like a spool to the store of a "
+        "run, or to that of --store. It may run beside a live pipeline on the same store. "
+        "Repeated, it adds only what is not in yet. Ctrl-C or SIGTERM ends it after the running "
+        "batch, a second Ctrl-C at once.",
     )
     backfill.add_argument("folder", help="with one sub-folder for each event type")
-    add_pipeline_options(backfill)
+    add_pipeline_options(backfill, of_home=True)
 
 
 def _add_stream_options(parser: argparse.ArgumentParser) -> None:
@@ -82,24 +92,33 @@ def _add_stream_options(parser: argparse.ArgumentParser) -> None:
     add_metrics_options(parser)
 
 
-def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of both commands."""
+def add_pipeline_options(parser: argparse.ArgumentParser, *, of_home: bool = False) -> None:
+    """Add the options of both commands; ``of_home``: places are those of a run, unless named."""
     group = parser.add_argument_group("input and output")
     add = Options(group)
+
+    def place(flag: str, metavar: str, text: str, default: str, home: str) -> None:
+        shown = home if of_home else default
+        add.value(flag, metavar, f"{text} (default: {shown})", default=None if of_home else default)
+
     text = "a script, or a folder of *.oal; may be repeated (default: the core metrics)"
     add.values("--oal", "PATH", text)
     add_sources_option(group)
-    text = "a folder, or its URI: hdfs://…, s3a://… (default: %(default)s)"
-    add.value("--spool", "DIR", text, default="spool")
+    beside = "that of --home; with --store, ./"
+    place("--spool", "DIR", "a folder, or its URI: hdfs://…, s3a://…", "spool", f"{beside}spool")
     add.value("--source", "URL", "read spans from kafka://HOST:PORT[,HOST:PORT]/TOPIC, not a spool")
     add_kafka_option(group)
     add.switch("--skip-lost", "continue when the topic no longer has messages that were not read")
-    text = "sqlite:///FILE or postgresql://… (default: %(default)s)"
-    add.value("--store", "URL", text, default="sqlite:///metrics.db")
-    text = "a folder, or its URI (default: %(default)s)"
-    add.value("--checkpoint", "DIR", text, default="checkpoint")
+    text = "sqlite:///FILE or postgresql://…"
+    place("--store", "URL", text, "sqlite:///metrics.db", "that of --home")
+    text = "a folder, or its URI"
+    place("--checkpoint", "DIR", text, "checkpoint", f"{beside}checkpoint")
+    if of_home:
+        add_home_options(group)
     text = "for unusable rows and segments (default: beside the spool)"
     add.value("--quarantine", "DIR", text)
+    text = "for temporary files of this process; those of killed ones are removed (default: TMPDIR)"
+    add.value("--temporary", "DIR", text)
     add.value("--name", "NAME", "of the stream (default: %(default)s)", default="main")
     add.switch("--outbox", "write what each commit changes to an outbox, for batchmill export")
     text = "drop the oldest of it beyond so many MiB (default: 1024)"
@@ -117,6 +136,8 @@ def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
     add.value("--top-n", "N", "keep so many slow statements (default: 50)", type=whole())
     text = "new entities of an event type a minute, the rest under `overflow`; 0: no limit "
     add.value("--max-new-entities", "N", f"{text}(default: 5000)", type=whole(0))
+    text = "entities of a kind in the store, new ones beyond it under `overflow`; 0: no limit "
+    add.value("--max-entities", "N", f"{text}(default: 1000000)", type=whole(0))
     text = "leave ids in span names that look like URLs (default: GET /orders/{id})"
     add.switch("--keep-names", text)
     text = "how long a span waits for its parent or child (default: 300)"
@@ -128,48 +149,49 @@ def add_pipeline_options(parser: argparse.ArgumentParser) -> None:
     Options(parser).switch("--verbose", "log more; print stack traces")
 
 
-def pipeline_arguments(given: argparse.Namespace) -> dict[str, Any]:
+def pipeline_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
     """The arguments of :class:`batchmill.spark.Pipeline`; imports the event types."""
     from batchmill.oal import core_script
     from batchmill.outbox import OutboxSettings
     from batchmill.spark import PipelineSettings
     from batchmill.traces import KeepSettings
 
-    import_sources(given.sources)
+    import_sources(arguments.sources)
     settings = only_given(
-        max_batch_bytes=given.batch_mb,
-        max_batch_files=given.batch_files,
-        ttl_days=given.ttl_days,
-        top_n=given.top_n,
-        max_new_entities=given.max_new_entities,
-        normalise_names=not given.keep_names,
-        span_wait_s=given.span_wait,
-        slow_database_ms=given.slow_database,
-        slow_cache_ms=given.slow_cache,
-        skip_lost=given.skip_lost,
+        max_batch_bytes=arguments.batch_mb,
+        max_batch_files=arguments.batch_files,
+        ttl_days=arguments.ttl_days,
+        top_n=arguments.top_n,
+        max_new_entities=arguments.max_new_entities,
+        max_entities=arguments.max_entities,
+        normalise_names=not arguments.keep_names,
+        span_wait_s=arguments.span_wait,
+        slow_database_ms=arguments.slow_database,
+        slow_cache_ms=arguments.slow_cache,
+        skip_lost=arguments.skip_lost,
     )
-    apdex = {service: _milliseconds(service, text) for service, text in given.apdex}
+    apdex = {service: _milliseconds(service, text) for service, text in arguments.apdex}
     keep = only_given(
-        max_age_h=getattr(given, "keep_spans_hours", None),
-        max_bytes=getattr(given, "keep_spans_mb", None),
+        max_age_h=getattr(arguments, "keep_spans_hours", None),
+        max_bytes=getattr(arguments, "keep_spans_mb", None),
     )
-    outbox = OutboxSettings(**only_given(max_bytes=given.outbox_mb))
+    outbox = OutboxSettings(**only_given(max_bytes=arguments.outbox_mb))
     return {
-        "oal": given.oal or core_script(),
-        "spool": None if given.source else given.spool,
-        "source": given.source,
-        "kafka_options": kafka_options(given),
-        "store": given.store,
-        "checkpoint": given.checkpoint,
-        "quarantine": given.quarantine,
-        "name": given.name,
-        "master": given.master,
-        "spark_conf": dict(given.conf),
-        "dedup_s": given.dedup,
-        "outbox": given.outbox and outbox,
-        "keep_spans": getattr(given, "keep_spans", None),
+        "oal": arguments.oal or core_script(),
+        "spool": None if arguments.source else arguments.spool,
+        "source": arguments.source,
+        "kafka_options": kafka_options(arguments),
+        "store": arguments.store,
+        "checkpoint": arguments.checkpoint,
+        "quarantine": arguments.quarantine,
+        "name": arguments.name,
+        "master": arguments.master,
+        "spark_conf": dict(arguments.conf),
+        "dedup_s": arguments.dedup,
+        "outbox": arguments.outbox and outbox,
+        "keep_spans": getattr(arguments, "keep_spans", None),
         "keep": KeepSettings(**keep),
-        "remove_read": getattr(given, "remove_read", False),
+        "remove_read": getattr(arguments, "remove_read", False),
         "settings": PipelineSettings(apdex_ms=apdex, **settings),
     }
 
@@ -189,27 +211,64 @@ def check_pipeline(command: str, arguments: Sequence[str]) -> None:
         raise ConfigError("oal", oal, "scripts that define at least one metric")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Run either command; the exit code."""
-    configure_logs(verbose=given.verbose, form="%(levelname)s %(message)s")
+    configure_logs(verbose=arguments.verbose, form="%(levelname)s %(message)s")
     try:
+        if arguments.command == "backfill":
+            _find_run(arguments)
         from batchmill.spark import Pipeline
 
+        if arguments.temporary:
+            _keep_temporary_files_in(Path(arguments.temporary))
         started = time.perf_counter()
-        pipeline = Pipeline(**pipeline_arguments(given))
+        pipeline = Pipeline(**pipeline_arguments(arguments))
         # Only now: starting Spark installs a signal handler of its own.
         with _interruptible(pipeline) as stop, pipeline:
             _introduce(pipeline, time.perf_counter() - started)
-            if given.command == "backfill":
-                return _backfill(pipeline, given.folder, stop)
-            return _pipeline(pipeline, given, stop)
+            if arguments.command == "backfill":
+                return _backfill(pipeline, arguments.folder, stop)
+            return _pipeline(pipeline, arguments, stop)
     except BrokenPipeError:
         raise
-    except Exception as error:  # noqa: BLE001 - nobody else can report it
-        if given.verbose and not isinstance(error, BatchmillError):
-            traceback.print_exc()
-        print(error_line(given.command, error), file=sys.stderr)
+    except StoreMissingError as error:
+        print(f"{error_line(arguments.command, error)}{OTHER_RUN}", file=sys.stderr)
         return 1
+    except Exception as error:  # noqa: BLE001 - nobody else can report it
+        if arguments.verbose and not isinstance(error, BatchmillError):
+            traceback.print_exc()
+        print(error_line(arguments.command, error), file=sys.stderr)
+        return 1
+
+
+def _find_run(arguments: argparse.Namespace) -> None:
+    """Fill in the places of a run, unless a store was named.
+
+    And how long the run keeps metrics: with less, a backfill would remove some of them.
+    """
+    places: dict[str, Any] = {"spool": "spool", "checkpoint": "checkpoint"}
+    if arguments.store is None:
+        settings = load_settings({"home": arguments.home}, arguments.config)
+        home = Home(Path(settings["home"]).absolute())
+        if not home.database.exists():
+            raise StoreMissingError(home.store_url)
+        places = {"spool": str(home.spool), "checkpoint": str(home.checkpoint)}
+        places |= {"store": home.store_url, "ttl_days": settings["ttl_days"]}
+    for name, value in places.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
+
+
+def _keep_temporary_files_in(parent: Path) -> None:
+    """Let this process, Spark's JVM and its tasks have their temporary files in a folder there."""
+    folder = own_folder(parent.absolute())
+    noexec = getattr(os, "ST_NOEXEC", 0)  # not every system has it
+    if noexec and os.statvfs(folder).f_flag & noexec:
+        # The JVM loads compiled libraries from there.
+        text = "%s allows no programs (noexec), so temporary files stay in %s"
+        log.warning(text, parent, tempfile.gettempdir())
+        return
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
 
 
 class _Stop:
@@ -218,14 +277,14 @@ class _Stop:
     signal: signal.Signals | None = None
 
 
-def _pipeline(pipeline: Pipeline, given: argparse.Namespace, stop: _Stop) -> int:
+def _pipeline(pipeline: Pipeline, arguments: argparse.Namespace, stop: _Stop) -> int:
     pipeline.on_batch = lambda report: print(batch_line(report), flush=True)
-    with metrics_page(given):
-        return _process(pipeline, given, stop)
+    with metrics_page(arguments):
+        return _process(pipeline, arguments, stop)
 
 
-def _process(pipeline: Pipeline, given: argparse.Namespace, stop: _Stop) -> int:
-    if given.once:
+def _process(pipeline: Pipeline, arguments: argparse.Namespace, stop: _Stop) -> int:
+    if arguments.once:
         reports = pipeline.run_available()
         if pipeline.cut_short:
             return _cut_short(stop)
@@ -235,7 +294,7 @@ def _process(pipeline: Pipeline, given: argparse.Namespace, stop: _Stop) -> int:
     if not _await_source(pipeline, stop):
         print("ended before it began: the broker was not reachable", flush=True)
         return 0
-    pipeline.start(given.trigger)
+    pipeline.start(arguments.trigger)
     what = "messages" if pipeline.reads.startswith("kafka:") else "segments"
     print(f"waiting for {what}; Ctrl-C ends it", flush=True)
     pipeline.await_end()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from batchmill.cli.options import Options, add_home_options, home_of, whole
+from batchmill.cli.options import OTHER_RUN, Options, add_home_options, home_of, whole
 from batchmill.errors import BatchmillError, ConfigError
 from batchmill.sources import Grain, UnknownNameError, bucket_start
-from batchmill.store import Store, StoreMissingError, open_store
+from batchmill.store import CoveredTime, Store, StoreMissingError, open_store
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -75,10 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     except (ConfigError, UnknownNameError) as error:
         return _fail(str(error), 2)
     except StoreMissingError as error:
-        where = (
-            "" if arguments.store else "; --home names the folder of another run, --store a store"
-        )
-        return _fail(f"{error}{where}", 1)
+        return _fail(f"{error}{'' if arguments.store else OTHER_RUN}", 1)
     except BatchmillError as error:
         return _fail(str(error), 1)
 
@@ -128,21 +126,23 @@ def _show_values(
         "start": start,
         "end": end,
         "layer": arguments.layer,
+        "covered": True,
     }
     limit = _limit(arguments)
+    complete_s = CoveredTime.of_minutes(None, newest).complete_s(time.time())
     if limit is None:  # never more than a page of them in memory
-        shown = view.show_json(store.iter_values(arguments.metric, **selection))
+        shown = view.show_json(store.iter_values(arguments.metric, **selection), complete_s)
     else:
         values = store.values(arguments.metric, **selection, limit=limit)
         shown = len(values)
         if arguments.json:
-            view.show_json(values)
+            view.show_json(values, complete_s)
         elif values:
             total = store.count_values(arguments.metric, **selection) if shown == limit else shown
-            show = view.show_chart if arguments.chart else view.show_table
             stored = [m for m in store.metrics(include_retired=True) if m.name == arguments.metric]
             metric = max(stored, key=lambda known: (known.active, known.version))
-            show(values, metric, left_out=max(0, total - shown))
+            show = view.show_chart if arguments.chart else view.show_table
+            show(values, metric, left_out=max(0, total - shown), complete_s=complete_s)
     if not shown:
         return _nothing(f"no values of {arguments.metric} {_where(arguments, newest)}")
     return 0

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,6 +23,8 @@ from batchmill.store import StoredMetric, TopRecord, Value
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 GAP = " "
+FILLING = "░"
+"""A bucket that is still filling: it has too little yet."""
 NAME_WIDTH = 32
 LEAST_CHART = 20
 TICKS = 20
@@ -32,8 +33,6 @@ ARROW = " → "
 WIDEST = 100_000
 NUMBERS_WIDTH = 42
 """The room for the numbers behind a chart."""
-FORMER_NAMES = {"entity_id": "entity", "entity_name": "name"}
-"""Fields that JSON has under a second name as well: the one that they had at first."""
 
 
 def show_metrics(metrics: Sequence[StoredMetric], *, as_json: bool) -> None:
@@ -42,12 +41,13 @@ def show_metrics(metrics: Sequence[StoredMetric], *, as_json: bool) -> None:
         for metric in metrics:
             _print_json(
                 {
-                    "metric": metric.name,
+                    "name": metric.name,
                     "version": metric.version,
                     "source": metric.source,
                     "function": metric.function,
                     "decorator": metric.decorator,
                     "labelled": metric.labelled,
+                    "active": metric.active,
                     "since_minute": metric.since_minute,
                     "definition": metric.definition,
                 }
@@ -63,7 +63,7 @@ def show_records(records: Sequence[TopRecord], *, as_json: bool) -> None:
     """Slow calls, one a line."""
     if as_json:
         for record in records:
-            _print_json({**_with_former_names(asdict(record)), "grain": record.grain.value})
+            _print_json({**asdict(record), "grain": record.grain.value})
         return
     table = _table("time", "entity", "#", "ms", "statement", "runs", "total ms", "trace")
     for record in records:
@@ -75,26 +75,27 @@ def show_records(records: Sequence[TopRecord], *, as_json: bool) -> None:
     _print(table)
 
 
-def show_json(values: Iterable[Value]) -> int:
-    """Values as JSON, one object a line; how many there were."""
+def show_json(values: Iterable[Value], complete_s: int) -> int:
+    """Values as JSON, one object a line; how many there were.
+
+    ``complete`` is whether a bucket ends at ``complete_s``, in seconds since 1970, or before.
+    """
     count = 0
     for count, value in enumerate(values, start=1):  # noqa: B007 - the last one is the answer
-        fields = {
-            "metric": value.metric,
-            "grain": value.grain.value,
-            "bucket": value.bucket,
-            "time": bucket_start(value.bucket).isoformat(),
-            "entity_id": value.entity_id,
-            "entity_name": value.entity_name,
-            "layers": sorted(value.layers),
-            "value": value.value,
-        }
-        _print_json(_with_former_names(fields))
+        _print_json(
+            {
+                "metric": value.metric,
+                "grain": value.grain.value,
+                "bucket": value.bucket,
+                "time": bucket_start(value.bucket).isoformat(),
+                "entity_id": value.entity_id,
+                "entity_name": value.entity_name,
+                "layers": sorted(value.layers),
+                "value": value.value,
+                "complete": not _is_filling(value.bucket, complete_s),
+            }
+        )
     return count
-
-
-def _with_former_names(fields: dict[str, Any]) -> dict[str, Any]:
-    return fields | {former: fields[name] for name, former in FORMER_NAMES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +108,9 @@ class Unit:
 
     @classmethod
     def of(cls, metric: StoredMetric) -> Unit:
-        """The unit of a metric, by its function, else by what it measures.
-
-        Shares are kept as whole numbers out of 10,000, and shown as percent.
-        """
-        if metric.function in _UNITS:
-            return _UNITS[metric.function]
-        measured = _MEASURED.match(metric.definition)
-        return _FIELD_UNITS.get(measured[1], cls()) if measured else cls()
+        """The unit of a metric; shares are shown as percent, microseconds as they are stored."""
+        unit = metric.unit
+        return _UNITS.get((unit.name, unit.factor), cls())
 
     def heading(self, label: str) -> str:
         """The heading of a column of such values."""
@@ -128,37 +124,44 @@ class Unit:
 
 
 _UNITS = {
-    "percent": Unit("%", 100),
-    "rate": Unit("%", 100),
-    "apdex": Unit("", 10_000),
-    "cpm": Unit("per min"),
-    "count": Unit(),
-    "histogram": Unit(),
-    "labelCount": Unit(),
+    ("share", 10_000): Unit("%", 100),
+    ("score", 10_000): Unit("", 10_000),
+    ("per_minute", 1): Unit("per min"),
+    ("percent", 1): Unit("%"),
+    ("ms", 1): Unit("ms"),
+    ("ms", 1000): Unit("µs"),
+    ("bytes", 1): Unit("bytes"),
 }
-_FIELD_UNITS = {
-    "latency": Unit("ms"),
-    "latencyMicros": Unit("µs"),
-    "usePercent": Unit("%"),
-}
-_MEASURED = re.compile(r"from\(\w+\.(\w+)\)")
 
 
-def show_table(values: Sequence[Value], metric: StoredMetric, *, left_out: int) -> None:
-    """Values as a table, with a column for each label."""
+def show_table(
+    values: Sequence[Value], metric: StoredMetric, *, left_out: int, complete_s: int
+) -> None:
+    """Values as a table, with a column for each label.
+
+    If there are buckets that end after ``complete_s``, the last column marks them.
+    """
     unit = Unit.of(metric)
     labels = list(dict.fromkeys(label for value in values for label in _numbers(value)))
-    table = _table("time", "entity", *map(unit.heading, labels))
+    filling = {bucket for value in values if _is_filling(bucket := value.bucket, complete_s)}
+    table = _table("time", "entity", *map(unit.heading, labels), *(["filling"] if filling else []))
     for value in values:
         numbers = _numbers(value)
         shown = (unit.shown(numbers.get(label)) for label in labels)
-        _add(table, time_text(value.bucket), _name(value), *shown)
+        mark = FILLING if value.bucket in filling else ""
+        _add(table, time_text(value.bucket), _name(value), *shown, *([mark] if filling else []))
     _print(table)
     _say_left_out(len(values), left_out)
 
 
-def show_chart(values: Sequence[Value], metric: StoredMetric, *, left_out: int) -> None:
-    """Values as a line of blocks for each entity, or for each of its labels; all on one scale."""
+def show_chart(
+    values: Sequence[Value], metric: StoredMetric, *, left_out: int, complete_s: int
+) -> None:
+    """Values as a line of blocks for each entity, or for each of its labels; all on one scale.
+
+    Buckets that end after ``complete_s``, in seconds since 1970, are still filling: they are marked
+    and count only where there is nothing else.
+    """
     console, unit = Console(), Unit.of(metric)
     lines: dict[tuple[str, str], dict[int, float]] = {}
     for value in values:
@@ -169,19 +172,49 @@ def show_chart(values: Sequence[Value], metric: StoredMetric, *, left_out: int) 
     names = {key: _short(key[0], NAME_WIDTH - len(key[1])) + f" {key[1]}".rstrip() for key in lines}
     longest = max(map(len, names.values()))
     width = min(len(slots), max(LEAST_CHART, console.width - longest - NUMBERS_WIDTH))
-    everything = [number for points in lines.values() for number in points.values()]
+    filling = {bucket for bucket in slots if _is_filling(bucket, complete_s)}
+    complete = {key: _complete(points, filling) for key, points in lines.items()}
+    counted = [points for points in complete.values() if not filling.issuperset(points)]
+    everything = [n for points in counted or complete.values() for n in points.values()]
     low, high = min(0, *everything), max(everything)
     for key, points in sorted(lines.items()):
-        drawn = blocks([points.get(bucket) for bucket in slots], width, low, high)
-        present = list(points.values())
-        least, most, newest = map(unit.shown, (min(present), max(present), points[max(points)]))
+        drawn = _line([points.get(bucket) for bucket in slots], width, low, high, len(filling))
+        present = complete[key]
+        least, most = map(unit.shown, (min(present.values()), max(present.values())))
+        newest = unit.shown(present[max(present)])
         figures = f"min {least} max {most} last {newest}"
         console.print(Text(f"{names[key]:<{longest}} {drawn} {figures}"), soft_wrap=True)
     console.print(Text(f"{'':{longest}} {_time_axis(slots, width)}".rstrip()), soft_wrap=True)
     scale = f"{BLOCKS[0]} is {unit.shown(low)}, {BLOCKS[-1]} is {unit.shown(high)} {unit.name}"
     span = f"{time_text(first)} to {time_text(last)}; {scale.rstrip()}"
+    if filling:
+        span += f", {FILLING} is still filling"
     console.print(Text(span), soft_wrap=True)
     _say_left_out(len(values), left_out)
+
+
+def _is_filling(bucket: int, complete_s: int) -> bool:
+    """Whether a bucket has too little yet: it ends after what is complete."""
+    return bucket_end(bucket).timestamp() > complete_s
+
+
+def _complete(points: Mapping[int, float], filling: Collection[int]) -> Mapping[int, float]:
+    """The points of a line that are complete, or all if none is."""
+    complete = {bucket: number for bucket, number in points.items() if bucket not in filling}
+    return complete or points
+
+
+def _line(
+    numbers: Sequence[float | None], width: int, low: float, high: float, filling: int
+) -> str:
+    """A line of blocks of which the last ``filling`` numbers are only marked."""
+    end = len(numbers) - filling
+    drawn = blocks([*numbers[:end], *[None] * filling], width, low, high)
+    marks = blocks([*[None] * end, *numbers[end:]], width)
+    return "".join(
+        FILLING if block == GAP and mark != GAP else block
+        for block, mark in zip(drawn, marks, strict=True)
+    )
 
 
 def _time_axis(slots: Sequence[int], width: int) -> str:

@@ -57,13 +57,13 @@ def add_parser(commands: Any) -> None:
     show.add_argument("--json", action="store_true", help="one JSON object")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Run it; the exit code."""
-    settings = settings_of(given)
-    check_run(settings, demo=given.demo is not None)
+    settings = settings_of(arguments)
+    check_run(settings, demo=arguments.demo is not None)
     from batchmill.run import Demo, run_processes
 
-    demo = None if given.demo is None else Demo(given.demo, given.demo_seed)
+    demo = None if arguments.demo is None else Demo(arguments.demo, arguments.demo_seed)
     return run_processes(settings, demo)
 
 
@@ -83,10 +83,10 @@ def _demo_seconds(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{error}, or {FOREVER}") from None
 
 
-def run_config(given: argparse.Namespace) -> int:
+def run_config(arguments: argparse.Namespace) -> int:
     """Print the settings; the exit code."""
-    values = settings_of(given).values
-    if given.json:
+    values = settings_of(arguments).values
+    if arguments.json:
         shown = {
             name: {"value": value.shown(), "from": value.origin} for name, value in values.items()
         }

@@ -36,18 +36,18 @@ def add_parser(commands: Any) -> None:
     top.add_argument("--once", action="store_true", help="print it once, then end")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Print the status; the exit code."""
-    status = read_status(home_of(given), given.max_lag)
-    if given.json:
+    status = read_status(home_of(arguments), arguments.max_lag)
+    if arguments.json:
         print(json.dumps(status.as_json(), ensure_ascii=False))
     else:
         print(*status.lines(), sep="\n")
     return status.health
 
 
-def run_top(given: argparse.Namespace) -> int:
+def run_top(arguments: argparse.Namespace) -> int:
     """Watch; the exit code."""
     from batchmill.run import show_run
 
-    return show_run(home_of(given), once=given.once)
+    return show_run(home_of(arguments), once=arguments.once)

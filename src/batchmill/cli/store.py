@@ -33,12 +33,12 @@ def add_parser(commands: Any) -> None:
     add.switch("--apply", "remove it; without this nothing is changed")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Repair a store, or show what that would do; the exit code."""
-    after_s = None if given.after is None else _moment(given.after).timestamp()
+    after_s = None if arguments.after is None else _moment(arguments.after).timestamp()
     now_s = time.time()
-    with open_store(given.store or home_of(given).store_url, create=False) as store:
-        repair = store.repair_clock(now_s, after_s=after_s, apply=given.apply)
+    with open_store(arguments.store or home_of(arguments).store_url, create=False) as store:
+        repair = store.repair_clock(now_s, after_s=after_s, apply=arguments.apply)
     print(*_lines(repair, now_s), sep="\n")
     return 0
 

@@ -37,15 +37,16 @@ def add_parser(commands: Any) -> None:
     add.value("--bind", "HOST", "listen here (default: %(default)s)", default="127.0.0.1")
     add.value("--port", "P", "0: any free (default: %(default)s)", type=int, default=PORT)
     add_access_options(parser, "browsers")
+    add.switch("--keep-names", "the pipeline leaves ids in names of spans, too")
     add.value("--status", "FILE", "report there each second how it is doing", type=Path)
     add.switch("--verbose", "log more")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal; the exit code."""
-    configure_logs(verbose=given.verbose)
+    configure_logs(verbose=arguments.verbose)
     try:
-        asyncio.run(_serve(_server(given), StatusFile(given.status, "web")))
+        asyncio.run(_serve(_server(arguments), StatusFile(arguments.status, "web")))
     except ConfigError as error:
         print(f"batchmill web: {_explain(error)}", file=sys.stderr)
         return 2
@@ -65,17 +66,24 @@ def _explain(error: ConfigError) -> str:
     return f"{why} (set web_port, or --port of batchmill web)"
 
 
-def _server(given: argparse.Namespace) -> WebServer:
+def _server(arguments: argparse.Namespace) -> WebServer:
     from batchmill.web import WebServer, WebSettings
 
     settings = WebSettings(
-        bind=given.bind, port=given.port, access=access_of(given), insecure=given.insecure
+        bind=arguments.bind,
+        port=arguments.port,
+        access=access_of(arguments),
+        insecure=arguments.insecure,
     )
-    if given.store and not given.home:
-        return WebServer(given.store, settings)
-    home = home_of(given)
+    if arguments.store and not arguments.home:
+        return WebServer(arguments.store, settings)
+    home = home_of(arguments)
     return WebServer(
-        given.store or home.store_url, settings, run=StatusReader(home), traces=home.traces
+        arguments.store or home.store_url,
+        settings,
+        run=StatusReader(home),
+        traces=home.traces,
+        normalise_names=not arguments.keep_names,
     )
 
 

@@ -48,7 +48,7 @@ _PAUSE_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ClientStats(Snapshot):
-    """What became of a client's events.
+    """The events of a client, by what was done with them.
 
     While no call is under way, ``emitted == written + failed + waiting``; refused ones are none of
     those.
@@ -194,7 +194,7 @@ class Client(lifecycle.Closing, lifecycle.Tracked):
         return await asyncio.to_thread(self.close, timeout)
 
     def stats(self) -> ClientStats:
-        """What became of the events so far."""
+        """Its counters so far."""
         invalid = {} if self._edge is None else self._edge.invalid
         with self._lock:
             return ClientStats(self._emitted, self._written, self._failed, self._refused, invalid)

@@ -70,7 +70,7 @@ class DeltaSink(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Emitted:
+class PendingEvents:
     """The events of one call, and the future that answers it."""
 
     rows: Sequence[Any]
@@ -86,7 +86,7 @@ class Emitted:
 class _Chunk:
     """Events of one type that are not deltas yet."""
 
-    calls: list[Emitted] = field(default_factory=list)
+    calls: list[PendingEvents] = field(default_factory=list)
     rows: int = 0
 
 
@@ -96,7 +96,7 @@ class _Pending:
 
     deltas: list[Deltas] = field(default_factory=list)
     statements: SlowestStatements | None = None
-    calls: list[Emitted] = field(default_factory=list)
+    calls: list[PendingEvents] = field(default_factory=list)
     bytes: int = 0
 
 
@@ -169,7 +169,7 @@ class Edge:
         """
         answer: Future[Any] = Future()
         answer.set_running_or_notify_cancel()
-        call = Emitted(rows, answer)
+        call = PendingEvents(rows, answer)
         with self._changed:
             self._check()
             if self._thread is None:
@@ -371,7 +371,7 @@ class Edge:
             pending.deltas = [aggregator.merge(pending.deltas)]
         pending.bytes = sum(part.nbytes for part in pending.deltas)
 
-    def _refuse(self, call: Emitted, reasons: Mapping[str, int], error: Exception) -> None:
+    def _refuse(self, call: PendingEvents, reasons: Mapping[str, int], error: Exception) -> None:
         with self._changed:
             self._invalid.update(reasons)
         call.fail(error)
@@ -397,7 +397,7 @@ class Edge:
         written.add_done_callback(functools.partial(self._answer, pending.calls, answered))
 
     def _answer(
-        self, calls: Sequence[Emitted], answered: Future[None], written: Future[Any]
+        self, calls: Sequence[PendingEvents], answered: Future[None], written: Future[Any]
     ) -> None:
         error = written.exception()
         for call in calls:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from batchmill.demo.steps import INSTANCES, Request, Step
-from batchmill.demo.traffic import LONGEST_S, Played, Stop, incidents, plan, play
+from batchmill.demo.traffic import LONGEST_S, Stop, TrafficReport, incidents, plan, play
 from batchmill.extras import lazy_names
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ __all__ = [
     "INSTANCES",
     "LONGEST_S",
     "LastWords",
-    "Played",
+    "TrafficReport",
     "Request",
     "Sender",
     "SentSpans",

@@ -183,7 +183,7 @@ class Sender(SpanProcessor):
         self._closing = False
         self._latest_s = float("inf")
         self._given_up = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="shop-sender", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="batchmill-demo", daemon=True)
         self._thread.start()
 
     @property

@@ -122,8 +122,8 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Played:
-    """How the traffic went."""
+class TrafficReport:
+    """What the simulated traffic sent, and how long it took."""
 
     requests: int
     seconds: float
@@ -139,7 +139,7 @@ def play(
     *,
     seconds: float | None,
     on_stop: Callable[[], None] = lambda: None,
-) -> Played:
+) -> TrafficReport:
     """Make the spans of requests at their times, then send the rest and close the sender.
 
     Ends after ``seconds`` (None: when ``requests`` do), at a signal, or when the sender gives up.
@@ -164,4 +164,4 @@ def play(
     except KeyboardInterrupt:  # the second Ctrl-C
         sender.abandon()
         abandoned = True
-    return Played(count, time.monotonic() - started, abandoned)
+    return TrafficReport(count, time.monotonic() - started, abandoned)

@@ -330,7 +330,7 @@ class Exporter:
             self._recorder.add(VALUES_DROPPED, f"refused: {refusal.reason}", len(values))
 
     def _send(self, values: Sequence[ExportedValue]) -> SendError | None:
-        """Send until the peer has taken the values, or has refused them for good: then why."""
+        """Send until the peer accepts the values; the reason if it refuses them for good."""
         attempt = 0
         while True:
             if self._give_up.is_set():

@@ -55,8 +55,8 @@ class KafkaForwarder:
 
     The messages are ``ExportLogsServiceRequest`` and ``ExportTraceServiceRequest``; the key of the
     latter is the trace id, so that a trace is in one partition. ``max_bytes`` bounds what is in
-    hand; ``timeout_s`` is how long the broker is tried for each message. ``options`` are
-    librdkafka's. Any thread may call any method.
+    hand or reserved; ``timeout_s`` is how long the broker is tried for each message. ``options``
+    are librdkafka's. Any thread may call any method.
     """
 
     def __init__(
@@ -96,14 +96,37 @@ class KafkaForwarder:
             f"to {target}", presets.kafka_exporter(self, buffer_size=buffer_size)
         )
 
-    def offer(self, body: bytes, content_type: str, items: int) -> None:
-        """Hand on a request; never waits for the broker."""
+    def reserve(self, size: int) -> bool:
+        """Count bytes as in hand, for a request that may be offered; False: there is no room."""
+        with self._lock:
+            fits = self._bytes + size <= self._max_bytes
+            if fits:
+                self._bytes += size
+            return fits
+
+    def release(self, size: int) -> None:
+        """Give back the room of a request that is not offered."""
+        self._settle(size, 0, None)
+
+    def drop(self, items: int) -> None:
+        """Count the items of a request that found no room before it could be offered."""
+        with self._lock:
+            self._offered += items
+            self._dropped[NO_ROOM] += items
+
+    def offer(
+        self, body: bytes, content_type: str, items: int, *, is_reserved: bool = False
+    ) -> None:
+        """Hand on a request; never waits for the broker.
+
+        ``is_reserved`` if there is room for it already.
+        """
         media_type = content_type.partition(";")[0].strip().lower()
         with self._lock:
             self._offered += items
         if media_type not in (*PROTOBUF, JSON):
-            self._settle(0, items, UNKNOWN_TYPE)
-        elif not self._reserve(len(body)):
+            self._settle(len(body) if is_reserved else 0, items, UNKNOWN_TYPE)
+        elif not is_reserved and not self.reserve(len(body)):
             self._settle(0, items, NO_ROOM)
         elif not self._queue.produce(_Request(body, items, media_type == JSON)):
             self._settle(len(body), items, FULL)
@@ -174,7 +197,7 @@ class KafkaForwarder:
     def _fitting(self, key: bytes | None, body: bytes, items: int) -> Iterator[_Message]:
         # What spans of several traces share is in each message: together they may be larger than
         # the request.
-        if self._reserve(len(body)):
+        if self.reserve(len(body)):
             yield _Message(key, body, items)
         else:
             self._settle(0, items, NO_ROOM)
@@ -203,14 +226,6 @@ class KafkaForwarder:
         # A login that is refused shows in each message as time that was up.
         name = self._trouble.name if self._trouble.refused else error.name()
         return str(name.lstrip("_"))
-
-    def _reserve(self, size: int) -> bool:
-        """Count bytes as in hand; False: there is no room for them."""
-        with self._lock:
-            fits = self._bytes + size <= self._max_bytes
-            if fits:
-                self._bytes += size
-            return fits
 
     def _settle(self, size: int, items: int, drop_reason: str | None) -> None:
         """Count bytes as no longer in hand, and items as sent, or as dropped for a reason."""

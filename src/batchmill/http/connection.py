@@ -150,7 +150,9 @@ class Connection(AcceptedConnection, H11Protocol):
     def evict(self) -> None:
         """Close it: its seat is needed."""
         message = "the connection was idle, and others wait for one"
-        if self.seat.guest:
+        if self.transport.is_closing():  # it has its response, and was to linger
+            self._abort()
+        elif self.seat.guest:
             self._refuse(RefusalReason.TOO_MANY_CONNECTIONS, 503, message)
         else:
             self.transport.close()

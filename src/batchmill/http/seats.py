@@ -23,7 +23,7 @@ _KNOWN_SHARE = 8
 """An eighth of the guests' seats is safe for each of them."""
 
 
-class Seated(Protocol):
+class SeatHolder(Protocol):
     """A connection, as far as its seat is concerned."""
 
     @property
@@ -43,7 +43,7 @@ class Seat:
     guest: bool = True
     reserve: bool = False
     """One of the reserve, beyond the limit: for health checks only."""
-    connection: Seated | None = None
+    connection: SeatHolder | None = None
     ended: bool = False
     """Whether the connection has ended."""
     authenticate: Callable[[], None] = field(default=lambda: None)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import Any
 
 import uvicorn
@@ -19,11 +19,14 @@ from batchmill.http.connection import (
     Listener,
     PortListener,
 )
-from batchmill.http.refusal import Refuse
+from batchmill.http.refusal import ConnectionRefusal, RefusalReason, Refuse
 from batchmill.http.settings import ServerSettings, host_port, is_loopback, listen
 from batchmill.http.tls import Tls
 
 log = logging.getLogger("batchmill.http")
+
+_RESERVE = 8
+"""Connections beyond the limit, for health checks."""
 
 
 class HttpServer:
@@ -47,18 +50,19 @@ class HttpServer:
         max_header_bytes: int = 16 * 2**10,
         lifespan: bool = False,
         listener: Listener | None = None,
-        reserve: int = 0,
+        health: Collection[str] = (),
     ) -> None:
         """``refuse`` answers and counts connections whose request does not reach ``app``.
 
         ``idle_s``: a connection without a request is closed after this. ``drain_s``: how long
         requests in progress may take after ``stop()``. ``lifespan``: whether ``app`` has one.
         ``listener``: where connections to ``port`` come from, if another process listens there.
-        ``reserve``: connections beyond the limit, on which ``app`` answers health checks only.
+        ``health``: paths of health checks. They are answered on a few connections beyond the limit,
+        too, which serve nothing else.
         """
         self.connections = ConnectionStats()
-        self._app = app
-        self._reserve = reserve
+        self._app = _HealthReserve(app, health, refuse, self.connections) if health else app
+        self._reserve = _RESERVE if health else 0
         self._settings = settings
         self._wanted_port = port
         self._port_setting = port_setting
@@ -212,6 +216,31 @@ class HttpServer:
         )
         config.load()
         return config
+
+
+class _HealthReserve:
+    """Lets an application answer nothing but health checks on connections of the reserve."""
+
+    def __init__(
+        self, app: Any, health: Collection[str], refuse: Refuse, stats: ConnectionStats
+    ) -> None:
+        self._app = app
+        self._health = frozenset(health)
+        self._refuse = refuse
+        self._stats = stats
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        own = scope["type"] != "http" or not scope["state"]["reserve"]
+        if own or scope["path"] in self._health:
+            await self._app(scope, receive, send)
+            return
+        self._stats.refused += 1
+        full = "too many connections are open"
+        response = self._refuse(ConnectionRefusal(RefusalReason.TOO_MANY_CONNECTIONS, 503, full))
+        head, _, body = response.partition(b"\r\n\r\n")
+        headers = [tuple(line.split(b": ", 1)) for line in head.split(b"\r\n")[1:]]
+        await send({"type": "http.response.start", "status": 503, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
 
 class _Uvicorn(uvicorn.Server):

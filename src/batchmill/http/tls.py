@@ -64,7 +64,7 @@ class Tls:
         return context
 
     def _look(self) -> list[tuple[int, int, int] | None]:
-        """What tells whether the files are others."""
+        """Changes when a file is replaced."""
         seen: list[tuple[int, int, int] | None] = []
         for path in self._files:
             try:

@@ -27,11 +27,11 @@ _SIGNALS = {
     "/v1development/profiles": "profiles",
 }
 """The protocol's signals, by path."""
-_HEALTH = ("/healthz", "/readyz")
+HEALTH = ("/healthz", "/readyz")
 """What is answered even if all connections are taken."""
 
 
-class Served(Protocol):
+class ReceiverView(Protocol):
     """The receiver, as its own pages show it."""
 
     def faults(self) -> Sequence[str]:
@@ -47,7 +47,7 @@ class Served(Protocol):
 class HttpApp:
     """The ASGI application; answers every request, and raises nothing."""
 
-    def __init__(self, intake: Intake, access: Access, served: Served) -> None:
+    def __init__(self, intake: Intake, access: Access, served: ReceiverView) -> None:
         self._intake = intake
         self._stats = intake.stats
         self._access = access
@@ -86,8 +86,6 @@ class HttpApp:
 
     async def _respond(self, request: Request) -> Response:
         path = request.scope["path"]
-        if request.scope["state"]["reserve"] and path not in _HEALTH:
-            raise responses.busy("too many connections are open")
         if path in _SIGNALS and path not in self._pages:
             self._authenticate(request)
             raise responses.unsupported_signal(_SIGNALS[path])

@@ -6,12 +6,13 @@ import asyncio
 import functools
 import logging
 import math
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -106,8 +107,22 @@ _LARGE_BYTES = 2**20
 class Forwarder(Protocol):
     """Gets copies of requests, beside the sink."""
 
-    def offer(self, body: bytes, content_type: str, items: int) -> None:
+    def reserve(self, size: int) -> bool:
+        """Make room for a body that may be offered later; False: there is none."""
+        ...
+
+    def release(self, size: int) -> None:
+        """Give back the room of a body that is not offered."""
+        ...
+
+    def offer(
+        self, body: bytes, content_type: str, items: int, *, is_reserved: bool = False
+    ) -> None:
         """Take a decompressed body, or drop it; never waits. Called by any thread."""
+        ...
+
+    def drop(self, items: int) -> None:
+        """Count what was not offered because there was no room to reserve."""
         ...
 
     def stats(self) -> Mapping[str, Any]:
@@ -115,8 +130,12 @@ class Forwarder(Protocol):
         ...
 
 
+class _LargeBody(Exception):
+    """A body turned out to be large when it was decompressed; it has been put back."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Submitted:
+class _DecodedRequest:
     """A decoded request whose spans are on their way to the sink."""
 
     rejected: Rejected
@@ -154,10 +173,14 @@ class Intake:
         self.waiting = 0
         """Of those, requests whose spans wait to become durable."""
         self.bytes = 0
-        """Bytes of bodies in memory."""
+        """Bytes of bodies in memory, and of those that are being decoded without compression."""
+        self._counting = threading.Lock()
+        """Guards ``bytes``."""
         self._sink = sink
         self._decoders = ThreadPoolExecutor(settings.decoders, "batchmill-ingest-decode")
         self._large_decoder = ThreadPoolExecutor(1, "batchmill-ingest-decode-large")
+        most = min(limits.max_decompressed_bytes, _LARGE_BYTES)
+        self._small_limits = replace(limits, max_decompressed_bytes=most)
         self._reads: dict[Body, asyncio.Timeout] = {}
         """Requests whose body is arriving, the oldest first."""
         self._discarded: set[str] = set()
@@ -236,14 +259,17 @@ class Intake:
     def _end_a_read(self) -> bool:
         """End a request that is slow to arrive, of the address that has the most; whether it did.
 
-        Only one that has had a moment to arrive: others are no slower than the new one.
+        Only one that has had a moment to arrive, or else one of which nothing has arrived: others
+        are no slower than the new one.
         """
         now = asyncio.get_running_loop().time()
-        slow = [
+        reads = [
             body
             for body, timeout in self._reads.items()
-            if body.began + _MOMENT_S < now and not timeout.expired() and not body.ended_for_others
+            if not timeout.expired() and not body.ended_for_others
         ]
+        slow = [body for body in reads if body.began + _MOMENT_S < now]
+        slow = slow or [body for body in reads if not body.bytes]
         if not slow:
             return False
         counts = Counter(body.address for body in slow)
@@ -297,47 +323,97 @@ class Intake:
         return Rejected()
 
     async def _run(
-        self, work: Callable[[Body, str, str], T], body: Body, encoding: str, content_type: str
+        self,
+        work: Callable[[Body, str, str, bool], T],
+        body: Body,
+        encoding: str,
+        content_type: str,
     ) -> T:
-        # Large bodies have a thread of their own, so that small ones do not wait for them.
-        size = body.decompressed_bytes(encoding)
-        pool = self._large_decoder if size > _LARGE_BYTES else self._decoders
+        # Large bodies have a thread of their own, so that small ones do not wait for them, and
+        # only one of them at a time is in memory without its compression.
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(pool, work, body, encoding, content_type)
+        if body.decompressed_bytes(encoding) <= _LARGE_BYTES:
+            with suppress(_LargeBody):
+                return await loop.run_in_executor(
+                    self._decoders, work, body, encoding, content_type, False
+                )
+        return await loop.run_in_executor(
+            self._large_decoder, work, body, encoding, content_type, True
+        )
 
-    def _submit_traces(self, body: Body, encoding: str, content_type: str) -> _Submitted:
-        with _refusing_bad_bodies():
-            sent = body.take()
-            plain = decompress(sent, encoding, self.limits)
+    @contextmanager
+    def _decompressed(self, body: Body, encoding: str, large: bool) -> Iterator[tuple[int, bytes]]:
+        """The size of a body as it was sent, and the body, which counts meanwhile."""
+        sent = body.take()
+        try:
+            plain = decompress(sent, encoding, self.limits if large else self._small_limits)
+        except TooLarge:
+            if large:
+                raise
+            body.put_back(sent)
+            raise _LargeBody from None
+        more = 0 if plain is sent else len(plain)
+        self.count(more)
+        try:
+            yield len(sent), plain
+        finally:
+            self.count(-more)
+
+    def count(self, size: int) -> None:
+        """Add to the bytes in memory; any thread may."""
+        with self._counting:
+            self.bytes += size
+
+    def _submit_traces(
+        self, body: Body, encoding: str, content_type: str, large: bool
+    ) -> _DecodedRequest:
+        with (
+            _refusing_bad_bodies(),
+            self._decompressed(body, encoding, large) as (sent, plain),
+        ):
             packed = self._sink.takes_packed
             decoded = decode_traces(plain, content_type, self.limits, packed=packed)
-            check_held(decoded.batch.weight, decoded.table_bytes, len(sent))
-            del sent
+            check_held(decoded.batch.weight, decoded.written_bytes, sent, packed=packed)
         spans = len(decoded.batch)
         self.stats.received(spans, decoded.rejections, decoded.cuts)
         rejected = Rejected(decoded.rejected, decoded.reason)
         if not spans:
-            return _Submitted(rejected, None)
+            return _DecodedRequest(rejected, None)
+        # Until the spans are durable, the body counts as the forwarder's.
+        forwarder = self.forwarders.get(TRACES)
+        copy = plain if forwarder is not None and forwarder.reserve(len(plain)) else None
+        del plain
         try:
             stored = self._sink.submit(SPAN_SOURCE, decoded.batch)
         except Exception as error:  # noqa: BLE001 - each becomes a response
-            self.stats.settled(spans, False)
+            self._settle(spans, copy, content_type, durable=False)
             raise _not_stored(error) from None
+
+        def settle(stored: Future[Any]) -> None:
+            durable = not stored.cancelled() and not stored.exception()
+            self._settle(spans, copy, content_type, durable=durable)
+
         # A callback, so that spans are counted even if their sender has disconnected.
-        forwarded = plain if TRACES in self.forwarders else b""
-        stored.add_done_callback(functools.partial(self._settle, spans, forwarded, content_type))
+        stored.add_done_callback(settle)
         # Without the batch: the sink has what it needs of it, and the rest can be freed.
-        return _Submitted(rejected, stored)
+        return _DecodedRequest(rejected, stored)
 
-    def _settle(self, spans: int, plain: bytes, content_type: str, stored: Future[Any]) -> None:
-        durable = not stored.cancelled() and not stored.exception()
+    def _settle(self, spans: int, copy: bytes | None, content_type: str, *, durable: bool) -> None:
+        """Count spans, and forward the copy of their request if they are durable."""
         self.stats.settled(spans, durable)
-        if durable and TRACES in self.forwarders:
-            self.forwarders[TRACES].offer(plain, content_type, spans)
+        forwarder = self.forwarders.get(TRACES)
+        if forwarder is None:
+            return
+        if copy is None:
+            if durable:
+                forwarder.drop(spans)
+        elif durable:
+            forwarder.offer(copy, content_type, spans, is_reserved=True)
+        else:
+            forwarder.release(len(copy))
 
-    def _forward_logs(self, body: Body, encoding: str, content_type: str) -> None:
-        with _refusing_bad_bodies():
-            plain = decompress(body.take(), encoding, self.limits)
+    def _forward_logs(self, body: Body, encoding: str, content_type: str, large: bool) -> None:
+        with _refusing_bad_bodies(), self._decompressed(body, encoding, large) as (_, plain):
             if content_type == JSON:
                 plain = otlp_from_json(plain, LOGS, self.limits)
             try:
@@ -431,7 +507,7 @@ class Body:
         if intake.bytes + size > intake.settings.max_bytes:
             what = f"{intake.bytes >> 20} MiB of requests are in memory"
             raise responses.busy(what)
-        intake.bytes += size
+        intake.count(size)
         self.bytes += size
         self._parts.append(part)
         if size:
@@ -442,8 +518,12 @@ class Body:
         parts, self._parts = self._parts, []
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def put_back(self, body: bytes) -> None:
+        """Have it taken again."""
+        self._parts = [body]
+
     def decompressed_bytes(self, encoding: str) -> int:
-        """About the size of the body once decompressed.
+        """About the size of the body once decompressed, before that is known.
 
         An honest sender has put it at the end of a gzip body; others are some eight times larger.
         """
@@ -456,7 +536,7 @@ class Body:
     def release(self) -> None:
         """Free the body; it may be called twice."""
         self._parts = []
-        self._intake.bytes -= self.bytes
+        self._intake.count(-self.bytes)
         self.bytes = 0
 
 
@@ -465,6 +545,8 @@ def _refusing_bad_bodies() -> Iterator[None]:
     """Turn the errors of decoding into refusals."""
     try:
         yield
+    except _LargeBody:
+        raise
     except Unsupported as error:
         raise responses.wrong_encoding(str(error)) from None
     except BadRequest as error:

@@ -22,7 +22,7 @@ from batchmill.files import write_json
 from batchmill.http import HttpServer, host_port
 from batchmill.ingest.decode import Limits, decoder_in_use
 from batchmill.ingest.grpc import build_server
-from batchmill.ingest.http import HttpApp
+from batchmill.ingest.http import HEALTH, HttpApp
 from batchmill.ingest.intake import Forwarder, Intake, ReceiverSettings
 from batchmill.ingest.stats import ReceiverStats, prometheus, thresholds, with_sink
 from batchmill.ingest.worker import ParentLink
@@ -37,8 +37,6 @@ from batchmill.telemetry.exposition import (
 log = logging.getLogger("batchmill.ingest")
 
 _STATUS_S = 1.0
-_RESERVE = 8
-"""Connections beyond the limit, for health checks."""
 _SPOOL_ONLY = ("unread_bytes", "unread_segments")
 """Known of a spool, where the pipeline removes what it has read; not of a topic."""
 
@@ -90,7 +88,7 @@ class Receiver:
             drain_s=settings.drain_s,
             max_header_bytes=settings.max_header_bytes,
             listener=None if parent is None else parent.http_connections,
-            reserve=_RESERVE,
+            health=HEALTH,
         )
         self._status_failed = False
         self._process = ProcessStats()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from batchmill.spool import SpoolStats
 from batchmill.telemetry.exposition import render
 
 if TYPE_CHECKING:
@@ -127,7 +128,8 @@ def with_sink(
     own = [queue for queue in queues if queue["name"].startswith(_SPOOL_QUEUE)]
     refused = {"pressure": stats.refused_rows, "not stored": stats.failed_rows}
     sink = {
-        "name": "spool" if own else "topic",
+        # Before the first request, a spool has no micro-batcher.
+        "name": "spool" if isinstance(stats, SpoolStats) else "topic",
         "kind": "batcher",
         "unit": "spans",
         "depth": rows.value,

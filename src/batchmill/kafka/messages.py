@@ -120,7 +120,10 @@ def encode(batch: SpanBatch, max_bytes: int = 2**20, topic: str = "") -> list[Me
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BadRowsError(SPAN_SOURCE, detail) from None
     traces: dict[str, list[bytes]] = {}
-    for trace, span in zip(batch.columns["trace_id"], spans, strict=True):
+    # Spans are let go of one by one, so that all of them are in memory once.
+    spans.reverse()
+    for trace in batch.columns["trace_id"]:
+        span = spans.pop()
         if len(span) + _FRAME_BYTES > max_bytes:
             raise MessageTooLargeError(len(span), max_bytes, topic)
         known = traces.get(trace)
@@ -129,8 +132,8 @@ def encode(batch: SpanBatch, max_bytes: int = 2**20, topic: str = "") -> list[Me
         else:
             known.append(span)
     messages: list[Message] = []
-    for trace, parts in traces.items():
-        for some in _portions(parts, max_bytes):
+    for trace in list(traces):
+        for some in _portions(traces.pop(trace), max_bytes):
             messages.append(Message(keys[trace], _framed(some), len(some)))
     return messages
 

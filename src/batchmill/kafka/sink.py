@@ -234,14 +234,17 @@ class KafkaSink(GaugedSink):
 
     def _produce(self, link: Link, messages: list[Message], sending: _Sending) -> None:
         topic, produce, delivered = self.address.topic, link.producer.produce, sending.delivered
-        for number, message in enumerate(messages):
+        # The producer copies a message, so it is let go of: all of them are in memory once.
+        messages.reverse()
+        while messages:
+            message = messages.pop()
             try:
                 produce(topic, message.value, message.key or None, on_delivery=delivered)
             except BufferError:
-                sending.give_up(len(messages) - number, KafkaError(KafkaError._QUEUE_FULL))
+                sending.give_up(len(messages) + 1, KafkaError(KafkaError._QUEUE_FULL))
                 return
             except KafkaException as error:
-                sending.give_up(len(messages) - number, error.args[0])
+                sending.give_up(len(messages) + 1, error.args[0])
                 return
 
     # What follows runs on the thread, except for give_up() -> finished().

@@ -26,7 +26,7 @@ import pyarrow as pa
 from batchmill import files
 from batchmill.outbox.settings import NoOutboxError, OutboxFileError, OutboxSettings
 from batchmill.sources import Grain
-from batchmill.store import Batch, Deltas, EntityRow, Layout, Outgoing
+from batchmill.store import Batch, ChangeFile, Deltas, EntityRow, Layout
 
 ROWS = 2_000
 """How many rows are written, and read, at a time."""
@@ -192,7 +192,7 @@ class Outbox:
         except FileNotFoundError:
             raise NoOutboxError(str(checkpoint)) from None
 
-    def write(self, batch: Batch, layout: Layout) -> list[Outgoing]:
+    def write(self, batch: Batch, layout: Layout) -> list[ChangeFile]:
         """Write a batch's changes, if it has any, to a file that survives a power cut."""
         if not count_rows(batch):
             return []
@@ -214,7 +214,7 @@ class Outbox:
         name = f"{batch.stream}/{path.name}"
         settings = self.settings
         return [
-            Outgoing(self.place, name, rows, size, settings.max_files, settings.max_bytes),
+            ChangeFile(self.place, name, rows, size, settings.max_files, settings.max_bytes),
         ]
 
     def read(self, path: str) -> Iterator[Changes]:

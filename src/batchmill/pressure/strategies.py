@@ -21,6 +21,7 @@ from batchmill.pressure.decision import (
 )
 from batchmill.pressure.levels import QueueFullError, ThresholdLevel
 from batchmill.waiters import back_off_ms
+from batchmill.wording import count_of
 
 __all__ = [
     "accept",
@@ -88,7 +89,7 @@ def retry(
                 context.depth,
                 context.threshold,
                 context.level,
-                detail=f"given up after {context.attempt} attempts",
+                detail=f"given up after {count_of(context.attempt, 'attempt')}",
             )
             return QueueDecision.reject(error)
         delay_ms = back_off_ms(initial_ms, max_ms, multiplier, context.attempt)

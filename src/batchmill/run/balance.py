@@ -21,16 +21,16 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Counted:
+class CommittedSpans:
     """The spans that the pipeline has committed, since the store exists."""
 
     spans: int = 0
     duplicates: int = 0
     quarantined: int = 0
 
-    def since(self, before: Counted) -> Counted:
+    def since(self, before: CommittedSpans) -> CommittedSpans:
         """The difference."""
-        return Counted(
+        return CommittedSpans(
             self.spans - before.spans,
             self.duplicates - before.duplicates,
             self.quarantined - before.quarantined,
@@ -45,22 +45,22 @@ class Balance:
     text: str
 
 
-def read_counted(url: str) -> Counted:
+def read_counted(url: str) -> CommittedSpans:
     """What a store has counted; nothing if there is no store."""
     try:
         with open_store(url, create=False) as store:
             return counted_of(store.counters())
     except StoreMissingError:
-        return Counted()
+        return CommittedSpans()
 
 
-def counted_of(counters: Mapping[tuple[str, str, str], int]) -> Counted:
+def counted_of(counters: Mapping[tuple[str, str, str], int]) -> CommittedSpans:
     """The counters of spans."""
     totals = {"rows": 0, "duplicates": 0, "quarantined": 0}
     for (what, source, _), count in counters.items():
         if source == SPAN and what in totals:
             totals[what] += count
-    return Counted(totals["rows"], totals["duplicates"], totals["quarantined"])
+    return CommittedSpans(totals["rows"], totals["duplicates"], totals["quarantined"])
 
 
 def read_sent(lines: Iterable[str]) -> Sent | None:
@@ -74,7 +74,7 @@ def read_sent(lines: Iterable[str]) -> Sent | None:
     return None
 
 
-def balance(sent: Sent | None, counted: Counted, received: int | None) -> Balance:
+def balance(sent: Sent | None, counted: CommittedSpans, received: int | None) -> Balance:
     """Compare what was sent with what was ``counted`` meanwhile.
 
     ``received`` is what ingest acknowledged meanwhile, to any sender, each delivery; None: not

@@ -1,7 +1,9 @@
 """What can be known before a run starts its first process: settings, extras, files, ports, store.
 
-A process that cannot start is started again and again, with growing pauses. So everything that
-would keep one from starting is checked first, and said at once.
+What no later try can mend is refused: a setting, a script or a rule that is wrong, a file that is
+no store. So is what keeps ingest from listening. Anything else may pass, such as a port of a page
+that somebody else has, or a database that does not answer: that is a warning, the run starts, and
+the process that needs it is started again and again, with growing pauses.
 """
 
 from __future__ import annotations
@@ -14,13 +16,20 @@ from pathlib import Path
 from batchmill.alerts import load_rules
 from batchmill.errors import ConfigError
 from batchmill.export import is_scraped, page_address, require_exporter
-from batchmill.extras import require_extras
+from batchmill.extras import lacks_extra, require_extras
 from batchmill.run.home import Home
 from batchmill.run.settings import RunSettings
 from batchmill.run.specs import SPOOL_SETTINGS
-from batchmill.store import RetryPolicy, StoreMissingError, open_store
+from batchmill.store import (
+    RetryPolicy,
+    StoreFullError,
+    StoreMissingError,
+    StoreUnavailableError,
+    open_store,
+)
 
 _PATIENCE = RetryPolicy(give_up_after_s=5.0)
+_RECEIVING = ("http_port", "grpc_port")
 _FILES = ("token_file", "tls_cert", "tls_key", "tls_client_ca", "kafka_config")
 
 
@@ -45,6 +54,7 @@ def check_settings(settings: RunSettings, *, demo: bool) -> None:
 
 def check_extras(settings: RunSettings, *, demo: bool) -> None:
     """Raise one error for all extras that the run needs and that are not installed."""
+    rules = settings["alerts"]
     topics = (settings["kafka"], settings["export_traces"], settings["export_logs"])
     needed = {
         "cli": True,
@@ -53,6 +63,7 @@ def check_extras(settings: RunSettings, *, demo: bool) -> None:
         "demo": demo,
         "kafka": any(topics),
         "export": bool(settings["export_to"]),
+        "alerts": bool(rules) and lacks_extra(lambda: load_rules(rules)),
     }
     # A run goes on without its web UI; but who installs the others may want that, too.
     also = ["web"] if settings["web"] else []
@@ -60,35 +71,72 @@ def check_extras(settings: RunSettings, *, demo: bool) -> None:
     require_extras("batchmill run", *extras, also=also)
 
 
-def check_ports(settings: RunSettings) -> None:
-    """Raise unless every port that must be free is free; each is opened and closed again.
+def check_ports(settings: RunSettings) -> list[str]:
+    """Raise unless ingest can listen, and every port can be opened; each is closed again.
 
-    The web UI is left out: a run goes on without it, and says so.
+    The ports of pages may be in use, and their addresses not there yet: those are returned, as
+    warnings. The web UI is left out: it says so itself.
     """
-    bind, pages = settings["bind"], list(filter(is_scraped, settings["export_to"]))
-    wanted = [(name, bind, settings[name]) for name in ("http_port", "grpc_port")]
-    if (first := settings["metrics_port"]) is not None:
-        processes = 1 + len(settings["export_to"]) - len(pages)
-        wanted += [("metrics_port", bind, first + number) for number in range(processes)]
-    if pages:
+    bind, targets = settings["bind"], settings["export_to"]
+    wanted = [(name, bind, settings[name]) for name in _RECEIVING]
+    if first := settings["metrics_port"]:
+        places = [0, *(place for place, to in enumerate(targets, 1) if not is_scraped(to))]
+        places += [1 + len(targets)] if settings["alerts"] else []
+        wanted += [("metrics_port", bind, first + place) for place in places]
+    if pages := list(filter(is_scraped, targets)):
         from batchmill.export import PrometheusSettings
 
         addresses = map(page_address, pages)
         wanted += [("export_to", host, port or PrometheusSettings.port) for host, port in addresses]
     taken: dict[tuple[str, int], str] = {}
+    warnings = []
     with contextlib.ExitStack() as listeners:
         for name, host, port in wanted:
             if port and (other := taken.get((host, port))):
                 raise ConfigError(name, port, f"another port than {other}'s")
             taken[host, port] = name
-            listeners.enter_context(contextlib.closing(_open_port(name, host, port)))
+            try:
+                listeners.enter_context(contextlib.closing(_open_port(name, host, port)))
+            except ConfigError as error:
+                why = _why_not_yet(error.__cause__)
+                if name in _RECEIVING or why is None:
+                    raise
+                warnings.append(
+                    f"no page on port {port} of {host} for now, {why}: it is tried again "
+                    f"(set {name})"
+                )
+    return warnings
 
 
-def check_store(home: Home) -> None:
-    """Raise unless the store, if there is one, can be opened, and the folders hold files."""
+def _why_not_yet(cause: BaseException | None) -> str | None:
+    """Why a port cannot be opened, if a later try may succeed; else None."""
+    if isinstance(cause, OSError):
+        if cause.errno == errno.EADDRINUSE:
+            return "another process listens there"
+        if _is_elsewhere(cause):
+            return "this machine does not have that address"
+    return None
+
+
+def _is_elsewhere(error: OSError) -> bool:
+    """Whether an address is none of this machine, or a name that does not resolve."""
+    # create_server() raises OSError with the number of a gaierror, and not the gaierror itself.
+    return error.errno in (errno.EADDRNOTAVAIL, socket.EAI_NONAME, socket.EAI_AGAIN)
+
+
+def check_store(home: Home) -> list[str]:
+    """Raise if the folders hold no files, or what is there is no store; a store may be missing.
+
+    One that cannot be used at the moment is returned, as a warning: spans wait in the spool.
+    """
     home.check_writable()
-    with contextlib.suppress(StoreMissingError):
+    try:
         open_store(home.store_url, retry=_PATIENCE, create=False).close()
+    except StoreMissingError:
+        pass
+    except (StoreUnavailableError, StoreFullError) as error:
+        return [f"the store cannot be used for now, spans are received and wait: {error}"]
+    return []
 
 
 def _open_port(name: str, host: str, port: int) -> socket.socket:
@@ -97,7 +145,7 @@ def _open_port(name: str, host: str, port: int) -> socket.socket:
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
         )
     except OSError as error:
-        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        if _is_elsewhere(error):
             allowed = f"an address of this machine ({error.strerror})"
             raise ConfigError("bind", host, allowed) from error
         if error.errno == errno.EADDRINUSE:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from batchmill.errors import BatchmillError
-from batchmill.files import FileLock, read_json, write_json
+from batchmill.files import FileLock, read_json, remove_stale_temporaries, write_json
 
 LEFTOVERS_S = 20.0
 """How long a run waits for the processes of a killed one to end."""
@@ -68,6 +68,8 @@ class Home:
         self.traces = folder / "traces"
         """Spans that are kept for people who look at traces."""
         self.log = folder / "log"
+        self.temporary = folder / "tmp"
+        """The pipeline's temporary files."""
         self.source = folder / "source.json"
         """Whether a spool or a topic lies between ingest and pipeline."""
         self.run = folder / "run"
@@ -121,6 +123,8 @@ class Home:
                     )
                 time.sleep(_POLL_S)
             locks.enter_context(shared)
+            for folder in (self.folder, self.run):
+                remove_stale_temporaries(folder)
             yield shared.handle
 
     def is_locked(self) -> bool:

@@ -75,9 +75,10 @@ class Demo:
 def run_processes(settings: RunSettings, demo: Demo | None = None) -> int:
     """Run ingest, pipeline, exporters and web UI until Ctrl-C, or until the demo is over.
 
-    Raises before anything is started if a folder, a port or the store cannot be used; what can be
-    known without them, :func:`batchmill.run.checks.check_settings` has checked before. The exit
-    code is 0, 1 if the demo does not balance, and 130 after a second Ctrl-C.
+    Raises before anything is started if ingest cannot listen, or a folder or the store is not
+    right; what can be known without them, :func:`batchmill.run.checks.check_settings` has checked
+    before. What may pass is a warning. The exit code is 0, 1 if the demo does not balance, and 130
+    after a second Ctrl-C.
     """
     home = Home(Path(settings["home"]).absolute())
     home.prepare()
@@ -90,8 +91,7 @@ def run_processes(settings: RunSettings, demo: Demo | None = None) -> int:
         Screen() as screen,
     ):
         # Only now: the processes of a killed run have ended, and do not listen any more.
-        check_ports(settings)
-        check_store(home)
+        warnings = check_ports(settings) + check_store(home)
         home.bind_source(settings["kafka"])
 
         def say(text: str) -> None:
@@ -101,6 +101,8 @@ def run_processes(settings: RunSettings, demo: Demo | None = None) -> int:
         def child_log(name: str) -> RotatingLog:
             return RotatingLog(home.log / f"{name}.log", **limits)
 
+        for warning in warnings:
+            say(warning)
         with Supervisor(inherit=inherit, log=child_log, say=say) as supervisor:
             return _Run(settings, home, supervisor, signals, reader, screen, say).go(demo)
 
@@ -231,7 +233,7 @@ class _Run:
         if "alerts" not in report or report.get("pid") != self._processes[ALERTS].pid:
             return
         firing = {
-            (alert["rule"], alert["entity"], alert["since_s"]): alert["message"]
+            (alert["rule"], alert["entity_name"], alert["since_s"]): alert["message"]
             for alert in report["alerts"]
         }
         for key, message in firing.items():

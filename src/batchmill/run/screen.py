@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
@@ -20,11 +21,22 @@ from batchmill.errors import BatchmillError
 from batchmill.run.state import Backlog, Report, RunState
 from batchmill.run.status import alerts_text, export_text
 from batchmill.run.top.history import History
-from batchmill.sources import Grain
-from batchmill.store import RetryPolicy, Store, TopRecord, Value, open_store
+from batchmill.sources import Grain, bucket_end, bucket_start
+from batchmill.store import (
+    CoveredTime,
+    RetryPolicy,
+    Snapshot,
+    Store,
+    StoredMetric,
+    TopRecord,
+    Value,
+    minute_of,
+    open_store,
+)
 from batchmill.wording import count_of
 
 READ_S = 1.0
+MINUTE_S = 60
 STATEMENTS = "top_n_database_statement"
 SHOWN_STATEMENTS = 5
 _PATIENCE = RetryPolicy(give_up_after_s=1.0)
@@ -46,19 +58,30 @@ class ServiceRow:
 
 @dataclass(frozen=True)
 class Tables:
-    """The services in the newest minute, and the slowest statements of its hour."""
+    """The services in the newest complete minute, and the slowest statements of its hour."""
 
     minute: int | None = None
     services: tuple[ServiceRow, ...] = ()
     statements: tuple[TopRecord, ...] = ()
+    filling: bool = False
+    """Whether the minute is not complete."""
 
 
-def read_tables(store: Store) -> Tables:
-    """The tables of the newest minute in a store."""
-    minute = store.newest_minute()
-    if minute is None:
+def read_tables(store: Store, now_s: float | None = None) -> Tables:
+    """The tables of the newest complete minute in a store; ``now_s``: if not the time now.
+
+    Of the minute that is still filling only if the hour before it has no services.
+    """
+    metrics, covered = store.read(_metrics_and_time)
+    if covered.newest is None:
         return Tables()
-    known = {metric.name for metric in store.metrics()}
+    known = {metric.name for metric in metrics if metric.active}
+    complete_s = covered.complete_s(time.time() if now_s is None else now_s)
+    minute, last = covered.newest, minute_of(complete_s - MINUTE_S)
+    if minute > last and "service_cpm" in known:
+        hour_before = bucket_start(minute) - timedelta(hours=1)
+        for value in store.values("service_cpm", start=hour_before, end=last, limit=1):
+            minute = value.bucket
 
     def values(metric: str) -> dict[str, Value]:
         if metric not in known:
@@ -81,7 +104,13 @@ def read_tables(store: Store) -> Tables:
         values("service_sla"),
         values("service_apdex"),
     )
-    return Tables(minute, services, tuple(statements[:SHOWN_STATEMENTS]))
+    filling = bucket_end(minute).timestamp() > complete_s
+    return Tables(minute, services, tuple(statements[:SHOWN_STATEMENTS]), filling)
+
+
+def _metrics_and_time(snapshot: Snapshot) -> tuple[list[StoredMetric], CoveredTime]:
+    metrics = snapshot.metrics()
+    return metrics, snapshot.covered(metrics)
 
 
 def _in_ms(values: Mapping[str, Value]) -> dict[str, Value]:
@@ -269,7 +298,7 @@ def draw_stages(state: RunState, spans_per_s: float) -> Table:
         f"{backlog.text}{_bytes(backlog)}"
         + (f", the oldest {backlog.oldest_s:.1f} s old" if backlog.count else ""),
     )
-    add("pipeline", state.shown_state("pipeline"), _pipeline_text(state.progress, state.now))
+    add("pipeline", state.shown_state("pipeline"), _pipeline_text(state))
     for name in state.processes:
         if name == "web":
             is_in = state.state_of(name)
@@ -286,7 +315,7 @@ def draw_tables(tables: Tables) -> RenderableType:
     if tables.minute is None:
         return Text("no metrics yet", style="dim")
     services = Table(box=None, pad_edge=False, header_style="bold")
-    services.add_column(Text(f"service, {_time_of_day(tables.minute)}"))
+    services.add_column(Text(f"service, {_time_of_day(tables.minute, tables.filling)}"))
     for name in ("cpm", "average ms", "p99 ms", "success", "apdex"):
         services.add_column(name, justify="right")
     for row in tables.services[:SHOWN_SERVICES]:
@@ -331,8 +360,8 @@ def _bytes(backlog: Backlog) -> str:
     return "" if backlog.topic else f", {size(backlog.bytes)}"
 
 
-def _time_of_day(minute: int) -> str:
-    return f"{minute // 100 % 100:02}:{minute % 100:02} UTC so far"
+def _time_of_day(minute: int, filling: bool) -> str:
+    return f"{minute // 100 % 100:02}:{minute % 100:02} UTC{' so far' if filling else ''}"
 
 
 def _ingest_text(ingest: Report, spans_per_s: float) -> str:
@@ -348,15 +377,17 @@ def _ingest_text(ingest: Report, spans_per_s: float) -> str:
     return text + (f"; {count_of(rejected, 'span')} rejected" if rejected else "")
 
 
-def _pipeline_text(progress: Report, now: float) -> str:
+def _pipeline_text(state: RunState) -> str:
+    progress, now, long = state.progress, state.now, state.long_batch
+    runs = "" if long is None else f"; {long.text}"
     if progress.get("last_batch") is None:
-        return "nothing committed yet"
+        return f"nothing committed yet{runs}"
     at = progress.get("committed_at")
     text = f"batch {progress['last_batch']:,}"
     text += "" if at is None else f", committed {max(0.0, now - at):.0f} s ago"
     text += f"; {count_of(progress.get('spans', 0), 'span')} counted"
     duplicates = progress.get("duplicates", 0)
-    return text + (f", {count_of(duplicates, 'duplicate')} dropped" if duplicates else "")
+    return text + (f", {count_of(duplicates, 'duplicate')} dropped" if duplicates else "") + runs
 
 
 def _number(value: float | None) -> str:

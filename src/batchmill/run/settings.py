@@ -243,7 +243,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("token", TEXT, None, "the bearer token that clients must send", secret=True),
     Setting("token_file", PATH, None, "a file with that token"),
-    Setting("tls_cert", PATH, None, "the certificate of ingest and the web UI"),
+    Setting("tls_cert", PATH, None, "the certificate of ingest, web UI and Prometheus pages"),
     Setting("tls_key", PATH, None, "its key"),
     Setting("tls_client_ca", PATH, None, "the CA whose client certificates are accepted (mTLS)"),
     Setting("insecure", SWITCH, False, "listen beyond this machine without token or mTLS"),
@@ -285,6 +285,13 @@ SETTINGS: tuple[Setting, ...] = (
         _whole(0, 10**9),
         5_000,
         "new entities of an event type a minute; the rest is counted as `overflow`; 0 for no limit",
+    ),
+    Setting(
+        "max_entities",
+        _whole(0, 10**9),
+        1_000_000,
+        "entities of a kind in the store; new ones beyond it are counted as `overflow`, too; "
+        "0 for no limit",
     ),
     Setting("keep_names", SWITCH, False, "leave ids in span names that look like URLs"),
     Setting(

@@ -38,7 +38,8 @@ SENDING_SETTINGS = (
     "export_drain",
 )
 """Settings of exporters that send; a page that is scraped has none of them."""
-_SERVER_SETTINGS = ("bind", "token_file", "tls_cert", "tls_key", "tls_client_ca", "insecure")
+_TLS_SETTINGS = ("tls_cert", "tls_key", "tls_client_ca")
+_SERVER_SETTINGS = ("bind", "token_file", *_TLS_SETTINGS, "insecure")
 
 
 def ingest_spec(settings: RunSettings, home: Home) -> Spec:
@@ -76,6 +77,7 @@ def web_spec(settings: RunSettings, home: Home) -> Spec:
     """The process that serves the web UI."""
     arguments = ["web", "--home", str(home.folder), "--port", str(settings["web_port"])]
     arguments += ["--status", str(home.web), *_options(settings, *_SERVER_SETTINGS)]
+    arguments += _options(settings, "keep_names")
     return Spec(
         name=WEB,
         title="web UI",
@@ -93,10 +95,11 @@ def pipeline_spec(settings: RunSettings, home: Home) -> Spec:
     else:
         arguments += ["--remove-read", "--spool", str(home.spool)]
     arguments += ["--checkpoint", str(home.checkpoint), "--quarantine", str(home.quarantine)]
+    arguments += ["--temporary", str(home.temporary)]
     arguments += _options(
         settings,
         *("master", "trigger", "ttl_days", "top_n", "oal", "sources", "conf", "apdex"),
-        *("max_new_entities", "keep_names"),
+        *("max_new_entities", "max_entities", "keep_names"),
     )
     if settings["keep_spans"] != "off":
         arguments += ["--keep-spans", str(home.traces)]
@@ -121,9 +124,11 @@ def export_spec(settings: RunSettings, home: Home, name: str, target: str) -> Sp
     arguments = ["export", "--to", target, "--name", f"{EXPORTER_PREFIX}{target}"]
     arguments += ["--store", home.store_url, "--checkpoint", str(home.checkpoint)]
     arguments += ["--status", str(home.export(name))]
-    if is_scraped(target) and settings["keep_spans"] != "off":
-        arguments += ["--traces", str(home.traces)]
-    if not is_scraped(target):
+    if is_scraped(target):
+        arguments += _options(settings, *_TLS_SETTINGS)
+        if settings["keep_spans"] != "off":
+            arguments += ["--traces", str(home.traces)]
+    else:
         # --buffer of `batchmill export` is --export-buffer of a run.
         options = _options(settings, *SENDING_SETTINGS)
         arguments += [word.replace("--export-", "--") for word in options]

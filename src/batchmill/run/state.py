@@ -17,7 +17,7 @@ from typing import Any
 from batchmill.files import read_json, write_json
 from batchmill.run.home import Home
 from batchmill.store import ClockState
-from batchmill.wording import count_of
+from batchmill.wording import count_of, duration
 
 NOT_RESPONDING_S = 5.0
 """A process reports every second: one whose report is older than this does not respond."""
@@ -27,6 +27,9 @@ GONE_S = 60.0
 """After so long, the process id in a report may be that of another process."""
 BEHIND_S = 15.0
 """What waits is a backlog if the oldest segment waits for longer."""
+LONG_BATCH_S, LONG_BATCH_TIMES = 60.0, 5
+"""A batch that has been running for longer, and for more than so many times as long as usual, may
+hang."""
 _PROC = Path("/proc")
 _STOPPED = ("T", "t")
 """The states of a process that is stopped: by SIGSTOP or a frozen terminal, or by a debugger."""
@@ -128,6 +131,22 @@ class Behind:
         return text
 
 
+@dataclass(frozen=True)
+class LongBatch:
+    """A batch that runs for far longer than usual; whether it will end cannot be known."""
+
+    batch: int
+    seconds: float
+    """For how long it has been running."""
+    usual_s: float
+    """How long a batch usually takes."""
+
+    @property
+    def text(self) -> str:
+        """In one line."""
+        return f"batch {self.batch:,} has been running for {duration(self.seconds)}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunState:
     """The reports of a run's processes at one moment."""
@@ -173,9 +192,31 @@ class RunState:
         )
 
     @property
+    def long_batch(self) -> LongBatch | None:
+        """The batch that runs, if it takes far longer than usual; the pipeline reports meanwhile.
+
+        None if it does not report: then that is what is wrong.
+        """
+        running = self.progress.get("running")
+        silent_s = max(0.0, self.now - float(self.progress.get("written_at", 0.0)))
+        ends = self.supervised and self.state_of("pipeline") not in ("running", "stopping")
+        if not running or ends or silent_s > PIPELINE_STALE_S or "pipeline" in self.stopped:
+            return None
+        seconds, usual_s = float(running["seconds"]) + silent_s, float(running["usual_s"])
+        if seconds <= max(LONG_BATCH_S, LONG_BATCH_TIMES * usual_s):
+            return None
+        return LongBatch(int(running["batch"]), round(seconds, 3), usual_s)
+
+    @property
     def clock_doubts(self) -> list[str]:
         """What looks wrong with a clock."""
-        return ClockState(**(self.progress.get("clock") or {})).doubts(self.now)
+        doubts = ClockState(**(self.progress.get("clock") or {})).doubts(self.now)
+        if hours := int((self.progress.get("kept") or {}).get("held_back", 0)):
+            doubts.append(
+                f"kept spans of {count_of(hours, 'hour')} are too old by that clock, and are held "
+                "back as well"
+            )
+        return doubts
 
     def state_of(self, name: str) -> str:
         """The state of a process; empty if there is none of that name."""
@@ -231,6 +272,7 @@ class RunState:
         add("notifications of alerts", self.alerts.get("dropped", {}))
         for what, reasons in self.progress.get("left_out", {}).items():
             add(str(what), reasons)
+        add("kept spans", (self.progress.get("kept") or {}).get("dropped", {}))
         return drops
 
     def queues(self) -> list[dict[str, Any]]:

@@ -15,8 +15,8 @@ from typing import Any
 
 from batchmill.export import reads_store
 from batchmill.run.home import Home
-from batchmill.run.state import Backlog, Behind, Report, RunState, read_state
-from batchmill.wording import count_of
+from batchmill.run.state import Backlog, Behind, LongBatch, Report, RunState, read_state
+from batchmill.wording import count_of, duration
 
 STALE_S = 10.0
 """A supervisor or a topic whose report is older than this has a problem."""
@@ -65,6 +65,7 @@ class RunStatus:
             **_backlog_json(state.backlog),
             "lag_s": round(state.backlog.oldest_s, 3),
             "behind": None if state.behind is None else _behind_json(state.behind),
+            "long_batch": None if state.long_batch is None else _long_batch_json(state.long_batch),
             "last_batch": state.progress.get("last_batch"),
             "committed_at": state.progress.get("committed_at"),
             "drops": state.drops(),
@@ -126,7 +127,7 @@ class RunStatus:
 
 
 def _overflow_line(offender: Report) -> str:
-    """Of what there were too many new entities in the last hour."""
+    """A parent that had too many new entities in the last hour."""
     names, rows = int(offender["names"]), int(offender["rows"])
     return (
         f"overflow   too many {offender['parent']} ({offender['source']}): "
@@ -163,6 +164,11 @@ def assess(home: Home, state: RunState, max_lag_s: float = LAG_S) -> RunStatus:
             f"the pipeline has not reported for {backlog.age_s:.0f} s what waits in "
             f"{backlog.topic}: it does not run, or the broker does not answer"
         )
+    if (long := state.long_batch) is not None:
+        degraded.append(
+            f"{long.text}, usually {duration(long.usual_s)}: it hangs, the store does not answer, "
+            "or it is far too slow"
+        )
     if backlog.oldest_s > max_lag_s:
         degraded.append(
             f"the oldest {'message' if backlog.topic else 'segment'} has waited for "
@@ -180,6 +186,8 @@ def _why_behind(state: RunState) -> str:
         return trouble
     if state.supervised and state.state_of("pipeline") != "running":
         return "the pipeline does not run"
+    if (long := state.long_batch) is not None:
+        return f"it waits for batch {long.batch:,}"
     if (behind := state.behind) is not None and behind.catch_up_s is not None:
         return behind.text
     return "the pipeline is slow" if state.supervised else "the pipeline is slow, or does not run"
@@ -210,8 +218,14 @@ def _process_faults(state: RunState) -> tuple[list[str], list[str]]:
 
 
 def _report_faults(state: RunState, max_lag_s: float) -> list[str]:
-    """Exporters that send nothing, receivers of alerts that take nothing, rules that fail."""
+    """Pages that are missing, exporters and receivers of alerts that get nothing through, rules."""
+    reports = {"pipeline": state.progress, **state.exports, "alerts": state.alerts}
     faults = [
+        f"{name} has {why}"
+        for name, report in reports.items()
+        if (why := report.get("page_fault")) and state.state_of(name) == "running"
+    ]
+    faults += [
         f"the alert rule {rule} cannot be evaluated: {why}"
         for rule, why in state.alerts.get("faults", {}).items()
     ]
@@ -283,17 +297,6 @@ def alerts_text(report: Report | None) -> str:
     return text
 
 
-def duration(seconds: float) -> str:
-    """A duration in its largest useful unit.
-
-    >>> duration(7.4), duration(200), duration(90_000)
-    ('7 s', '3 min', '25 h')
-    """
-    if seconds < 120:
-        return f"{max(0.0, seconds):.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
-
-
 def _process_line(state: RunState, name: str) -> str:
     process = state.processes[name]
     text = f"{name:<10} {state.shown_state(name)}"
@@ -331,6 +334,10 @@ def _rest(report: Report) -> dict[str, Any]:
 
 def _behind_json(behind: Behind) -> dict[str, Any]:
     return {**asdict(behind), "text": behind.text}
+
+
+def _long_batch_json(long: LongBatch) -> dict[str, Any]:
+    return {**asdict(long), "text": long.text}
 
 
 def _backlog_json(backlog: Backlog) -> dict[str, Any]:

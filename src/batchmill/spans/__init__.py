@@ -14,19 +14,25 @@ from typing import TYPE_CHECKING
 from batchmill.extras import lazy_names
 
 if TYPE_CHECKING:
-    from batchmill.spans.columns import calls, compact, serves
+    from batchmill.spans.columns import backends_of, calls, calls_to, compact, serves
     from batchmill.spans.dedup import drop_duplicates, ids_of, merge_ids
+    from batchmill.spans.hosts import MOST_HOSTS, KnownHosts
     from batchmill.spans.ids import combine, hash64, part_of
     from batchmill.spans.links import Links, link, read_summary
+    from batchmill.spans.names import names_of_endpoint, normalise_name
     from batchmill.spans.sources import SERVED, TAGS, broker_rows, direct_rows, relation_rows
     from batchmill.spans.topn import merge_statements, merge_topn, statement_stats, topn_records
 
 __all__ = [
+    "MOST_HOSTS",
     "SERVED",
     "TAGS",
+    "KnownHosts",
     "Links",
+    "backends_of",
     "broker_rows",
     "calls",
+    "calls_to",
     "combine",
     "compact",
     "direct_rows",
@@ -37,6 +43,8 @@ __all__ = [
     "merge_ids",
     "merge_statements",
     "merge_topn",
+    "names_of_endpoint",
+    "normalise_name",
     "part_of",
     "read_summary",
     "relation_rows",
@@ -46,10 +54,12 @@ __all__ = [
 ]
 
 _MODULES = {
-    "columns": "calls compact serves",
+    "columns": "backends_of calls calls_to compact serves",
     "dedup": "drop_duplicates ids_of merge_ids",
+    "hosts": "MOST_HOSTS KnownHosts",
     "ids": "combine hash64 part_of",
     "links": "Links link read_summary",
+    "names": "names_of_endpoint normalise_name",
     "sources": "SERVED TAGS broker_rows direct_rows relation_rows",
     "topn": "merge_statements merge_topn statement_stats topn_records",
 }

@@ -11,7 +11,7 @@ attributes could give a name, the first one that is present does.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -35,6 +35,8 @@ from batchmill.spool import ATTRIBUTE_COLUMNS
 
 STATEMENT_LIMIT = 2000
 """How many characters of a statement are kept."""
+RPC_STATUS_LIMIT = 64
+"""How many characters of an RPC status are kept: more than any name of a code has."""
 
 # Commands of redis and memcached.
 _READS = """
@@ -110,13 +112,58 @@ def compact(
             "instance": instance.array(),
             "type": _type(given).array(),
             "httpResponseStatusCode": _whole(given.first("HTTP status"), "int").cast(pa.int32()),
-            "rpcStatusCode": given.first("RPC status").array(),
+            "rpcStatusCode": _cut(given.first("RPC status"), RPC_STATUS_LIMIT).array(),
             "tags": tags,
             "tag": tag,
             **{name: texts.spread(rows, len(given)).array() for name, texts in called.texts()},
             **{name: _spread(numbers, rows, len(given)) for name, numbers in called.tokens()},
         }
     )
+
+
+def calls_to(spans: pa.Table, place: str) -> Mask:
+    """Which spans call a place, or process a message of the broker there.
+
+    ``spans`` has ``kind``, ``name`` and those of the columns of attributes that there are. A model
+    is called at its provider, too, wherever that is.
+    """
+    texts = _called(spans)
+    mask = np.zeros(spans.num_rows, np.bool_)
+    for name in ("peer", "broker", "provider"):
+        mask |= texts[name].one_of(place)
+    return mask
+
+
+def backends_of(
+    spans: Sequence[tuple[str, str, Mapping[str, str]]],
+) -> list[tuple[str, str] | None]:
+    """The name and the layer of what each span uses that sends no spans; None if there is none.
+
+    That is the database, cache or model provider that it calls, or the broker of its message. A
+    span is its kind, its name and its attributes.
+    """
+    if not spans:
+        return []
+    kinds, names, attributes = zip(*spans, strict=True)
+    present = set().union(*attributes)
+    columns = {
+        column: [pairs.get(key) for pairs in attributes]
+        for key, column in ATTRIBUTE_COLUMNS.items()
+        if key in present
+    }
+    texts = _called(pa.table({"kind": list(kinds), "name": list(names), **columns}))
+    wanted = ("store", "cache_operation", "broker", "provider")
+    backends: list[tuple[str, str] | None] = []
+    for store, in_cache, broker, provider in zip(
+        *(texts[name].strings().to_pylist() for name in wanted), strict=True
+    ):
+        if store is not None:
+            backends.append((store, "VIRTUAL_CACHE" if in_cache else "VIRTUAL_DATABASE"))
+        elif broker is not None:
+            backends.append((broker, "VIRTUAL_MQ"))
+        else:
+            backends.append(None if provider is None else (provider, "VIRTUAL_GENAI"))
+    return backends
 
 
 def serves(table: pa.Table) -> Mask:
@@ -127,6 +174,15 @@ def serves(table: pa.Table) -> Mask:
 def calls(table: pa.Table) -> Mask:
     """In which spans a service makes a request or sends a message."""
     return Texts.of(table["kind"]).one_of(*_CALLING)
+
+
+def _called(spans: pa.Table) -> dict[str, Texts]:
+    """The columns of :meth:`_Calls.texts`; a column that the spans lack counts as null."""
+    rows, present = spans.num_rows, spans.column_names
+    given = _Spans(
+        rows, lambda name: Texts.of(spans[name]) if name in present else Texts.none(rows)
+    )
+    return dict(_Calls(given, given.or_else(given.column("kind"), "INTERNAL")).texts())
 
 
 class _Spans:
@@ -221,7 +277,8 @@ class _Calls:
         yield "store", destination.where(in_store)
         yield "system", self._system.where(in_store)
         yield "cache_operation", self._cache_operation(in_store & is_cache)
-        yield "statement", _cut(self._first_where(in_store, self._statement, self._name))
+        statement = self._first_where(in_store, self._statement, self._name)
+        yield "statement", _cut(statement, STATEMENT_LIMIT)
         yield "broker", destination.where(in_broker)
         topic = spans.first("topic")
         yield "broker_endpoint", self._first_where(in_broker, topic, self._name)
@@ -364,11 +421,12 @@ def _joined(host: Texts, port: Texts) -> Texts:
     return Texts.distinct(pairs.indices.fill_null(-1).to_numpy(), places)
 
 
-def _cut(statements: Texts) -> Texts:
-    longest = pc.max(pc.binary_length(statements.values)).as_py() or 0
-    if longest <= STATEMENT_LIMIT:
-        return statements
-    return statements.replaced(pc.utf8_slice_codeunits(statements.values, 0, STATEMENT_LIMIT))
+def _cut(texts: Texts, limit: int) -> Texts:
+    """Texts of at most ``limit`` characters."""
+    longest = pc.max(pc.binary_length(texts.values)).as_py() or 0
+    if longest <= limit:
+        return texts
+    return texts.replaced(pc.utf8_slice_codeunits(texts.values, 0, limit))
 
 
 def _whole(texts: Texts, kind: str) -> pa.Array:

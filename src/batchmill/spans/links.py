@@ -10,9 +10,10 @@ of its spans, which later batches read for as long as spans wait:
 - A call to a database, a cache or a broker relates to that (its ``peer``) at once, as the caller
   saw it. If somebody serves it all the same, such as the consumer of a message, that is a relation
   as the server saw it only: a call counts once for its caller.
-- A call to a host outside (:mod:`.hosts`) that has never answered relates to that host at once,
-  too. If somebody serves it all the same, in a later batch, that is a relation as the server saw it
-  only; and the host answers from then on: calls to it wait as others do.
+- A call to a host outside that has never answered, or to a silent destination (:mod:`.hosts`),
+  relates to that at once, too. If somebody serves it all the same, in a later batch, that is a
+  relation as the server saw it only; and the host answers from then on: calls to it wait as others
+  do.
 - A call that nobody has served until its summary expires went where the caller itself says (its
   ``peer``).
 - A message that is consumed pairs with the span that sent it in the same way; how long it took is
@@ -35,17 +36,17 @@ A summary has only what a later batch can need. Any span with ids, of any kind, 
 one that serves and arrives later, and a span that serves answers a call that arrives later. So rows
 are left out only if they have no trace id, or neither a span id nor a parent to wait for. And
 columns are null where nobody will read them: ``parent_span_id`` except of spans that serve, whose
-parents alone are looked up; ``peer`` except of calls that wait, and of those
-to hosts outside that were counted at once, ``broker`` and ``broker_endpoint``
-except of messages whose sender is missing, as the others have been counted; what was measured,
-except of spans that wait and of calls, which alone are measured as parents. The last changes no
-choice between spans with one id, as that looks at the kind before it looks at what was measured.
+parents alone are looked up; ``peer`` except of calls that wait, and of those that were counted at
+once for who may answer; ``broker`` and ``broker_endpoint`` except of messages whose sender is
+missing, as the others have been counted; what was measured, except of spans that wait and of calls,
+which alone are measured as parents. The last changes no choice between spans with one id, as that
+looks at the kind before it looks at what was measured.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,7 +54,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from batchmill.spans.columns import calls, serves
-from batchmill.spans.hosts import is_outside
+from batchmill.spans.hosts import KnownHosts
 from batchmill.spans.texts import TEXT, Longs, Mask, Texts, at, one_array
 
 _IDS = ("trace_id", "span_id", "parent_span_id")
@@ -76,7 +77,7 @@ SUMMARY_SCHEMA = pa.schema(
 )
 """The summary of a span that is kept until its partners have arrived. Files of older versions may
 lack columns, which are then null. The first columns are from :func:`.columns.compact`; ``counted``
-means that a call to a host outside was counted at once; ``batch`` is the one the span arrived in;
+means that a call was counted at once for who may answer; ``batch`` is the one the span arrived in;
 ``settled`` means that it waits for no partner of its own, though it can still be the partner of
 another span. In tables, texts other than ids are dictionaries."""
 
@@ -110,8 +111,10 @@ class Links:
     """This batch's spans for later batches, with the columns of :data:`SUMMARY_SCHEMA`."""
     unresolved: Counter[str]
     """How many spans have no partner, or never can, by reason."""
-    answering: frozenset[str] = frozenset()
-    """The hosts outside that somebody has answered for."""
+    answered: frozenset[str]
+    """The destinations that somebody has answered for."""
+    given_up: frozenset[str]
+    """Those of calls that nobody has answered until they expired."""
 
 
 def link(
@@ -119,14 +122,14 @@ def link(
     pending: pa.Table | None,
     batch: int,
     expire_before: int | None = None,
-    answering: Collection[str] | None = None,
+    hosts: KnownHosts | None = None,
 ) -> Links:
     """Pair the spans of a batch with each other and with those of earlier batches.
 
     ``new`` comes from :func:`.columns.compact`; ``pending`` has the summaries of earlier batches,
     including those that expire now: of batches up to ``expire_before``. To expire everything, pass
-    an empty ``new`` and the highest number. Both have all spans of their traces. ``answering`` are
-    the hosts outside that have ever answered; None: not known, and calls to any host wait.
+    an empty ``new`` and the highest number. Both have all spans of their traces. ``hosts`` is what
+    earlier batches have learned; None: nothing is known, and calls to any host wait.
     """
     known = _Known.of(new, pending, expire_before)
     columns, fresh = known.columns, known.fresh
@@ -141,17 +144,17 @@ def link(
     # Rows settled on arrival have nothing more to count.
     met = parents.rows >= 0
     pairs_now = is_child & met & known.waits & (fresh | ~parents.known)
-    outside = is_calling & layer.one_of(*_BY_ADDRESS)
-    outside &= Texts.of(columns["peer"]).meet(_are_outside)
+    may_answer = is_calling & ~no_partner
+    peer = Texts.of(columns["peer"])
     counted = np.zeros(len(spans), np.bool_)
-    if answering is not None:
-        silent = ~Texts.of(columns["peer"]).one_of(*answering)
-        counted = outside & silent & fresh & ~parents.served
+    if hosts is not None:
+        outside = layer.one_of(*_BY_ADDRESS) & peer.meet(_each(hosts.is_outside))
+        silent = outside | peer.meet(_each(hosts.is_silent))
+        counted = may_answer & silent & fresh & ~parents.served
     at_once = (is_calling & no_partner & fresh) | counted
     hopeless = fresh & ~(traced & (is_child | identified))
     answered = np.where(is_child, met, ~is_calling | at_once | parents.served)
     given_up = known.waits & (hopeless | known.expired) & ~answered
-    has_peer = _present(columns["peer"])
 
     children = np.flatnonzero(pairs_now)
     callers = parents.rows[children]
@@ -162,9 +165,8 @@ def link(
         users=np.flatnonzero((fresh & is_serving & ~is_child) | (given_up & is_child)),
         children=children[pairs],
         callers=callers[pairs],
-        seen_by_caller=(is_calling & ~no_partner)[callers[pairs]]
-        & ~parents.counted[children[pairs]],
-        to_peer=np.flatnonzero(at_once | (given_up & ~is_child & has_peer)),
+        seen_by_caller=may_answer[callers[pairs]] & ~parents.counted[children[pairs]],
+        to_peer=np.flatnonzero(at_once | (given_up & ~is_child & peer.present)),
     )
     sends = is_calling & layer.one_of("VIRTUAL_MQ")
     accessed = _accessed(
@@ -176,7 +178,7 @@ def link(
     )
     lost = {
         "parent never came": given_up & is_child,
-        "no destination": given_up & ~is_child & ~has_peer,
+        "no destination": given_up & ~is_child & ~peer.present,
     }
     summary = _summary(
         {name: column.slice(0, len(new)) for name, column in columns.items()},
@@ -186,10 +188,15 @@ def link(
         is_calling=is_calling[: len(new)],
         counted=counted[: len(new)],
     )
-    hosts = Texts.of(columns["peer"]).where(outside & parents.served).strings().unique()
     unresolved = {reason: int(np.count_nonzero(mask)) for reason, mask in lost.items()}
-    answering_now = frozenset(host for host in hosts.to_pylist() if host is not None)
-    return Links(relations, accessed, summary, +Counter(unresolved), answering_now)
+    return Links(
+        relations,
+        accessed,
+        summary,
+        +Counter(unresolved),
+        answered=_distinct(peer, callers[may_answer[callers]]),
+        given_up=_distinct(peer, np.flatnonzero(given_up & known.expired & ~is_child)),
+    )
 
 
 def read_summary(table: pa.Table) -> pa.Table:
@@ -198,8 +205,14 @@ def read_summary(table: pa.Table) -> pa.Table:
     return pa.table(columns | {name: table[name] for name in ("batch", "settled")})
 
 
-def _are_outside(places: pa.Array) -> pa.Array:
-    return pa.array([is_outside(place) for place in places.to_pylist()], pa.bool_())
+def _each(test: Callable[[str], bool]) -> Callable[[pa.Array], pa.Array]:
+    return lambda texts: pa.array([test(text) for text in texts.to_pylist()], pa.bool_())
+
+
+def _distinct(texts: Texts, rows: Longs) -> frozenset[str]:
+    """The texts of these rows, each once."""
+    codes = np.unique(texts.codes[rows])
+    return frozenset(texts.values.take(pa.array(codes[codes >= 0])).to_pylist())
 
 
 @dataclass(frozen=True)
@@ -258,7 +271,7 @@ class _Parents:
     served: Mask
     """Whether it is the parent of a span that serves."""
     counted: Mask
-    """Whether its parent was counted at once, as a call to a host outside."""
+    """Whether its parent was counted at once, as a call to a host that has not answered."""
 
 
 def _find_parents(columns: Mapping[str, pa.Array], children: Longs, fresh: Mask) -> _Parents:

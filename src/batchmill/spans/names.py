@@ -24,6 +24,8 @@ _URL = re.compile(
     r"(?P<path>/[^?#\s]*)(?:[?#]\S*)?(?P<rest>.*)",
     re.DOTALL,
 )
+_HEAD = re.compile(r"(?:[A-Z]+ ){0,2}(?:https?://[^/?#\s]*)?/[^?#\s]*")
+"""The part of a URL before its query and what follows."""
 _MAY_CHANGE = r"^(?:[A-Z]+ ){0,2}(?:https?://[^/?#\s]*)?/[^\s]*[0-9?#@]"
 """The same roughly, for Arrow: no other name can change."""
 _NUMBERS = re.compile(r"[0-9]+(?:[-._:,;~+][0-9]+)*")
@@ -53,6 +55,20 @@ def normalise_name(name: str) -> str:
         return name
     path = "/".join(map(_segment, url["path"].split("/")))
     return f"{url['head']}{path}{url['rest']}"
+
+
+def names_of_endpoint(names: pa.Array, endpoint: str) -> list[bool]:
+    """Which names have ids that :func:`normalise_name` replaces, and are then that endpoint."""
+    # Before the first id, and before a query, nothing changes.
+    begin = _HEAD.match(endpoint.partition(ID)[0])
+    may = pc.and_(
+        pc.starts_with(names, begin[0] if begin else endpoint),
+        pc.match_substring_regex(names, _MAY_CHANGE),
+    )
+    return [
+        is_possible and name != endpoint and normalise_name(name) == endpoint
+        for name, is_possible in zip(names.to_pylist(), may.to_pylist(), strict=True)
+    ]
 
 
 def _segment(text: str) -> str:

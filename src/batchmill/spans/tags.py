@@ -58,7 +58,7 @@ def _values(spans: pa.Table, key: str) -> Texts:
     if maps.null_count == len(maps):
         return Texts.none(len(maps))
     # Most spans lack a key that has no column, so looking at all entries at once is the quickest.
-    places = np.flatnonzero(pc.equal(maps.keys, key).to_numpy(zero_copy_only=False))
+    places = np.flatnonzero(Texts.of(maps.keys).one_of(key))
     rows, firsts = np.unique(_rows(maps, places), return_index=True)
     values = maps.items.take(pa.array(places[firsts]))
     outside = np.searchsorted(rows, 0)

@@ -51,7 +51,10 @@ class Texts:
             indices = indices.cast(pa.int32())
         if indices.null_count:
             indices = indices.fill_null(-1)
-        return cls.distinct(indices.to_numpy(), column.dictionary.cast(pa.string()))
+        texts = cls(indices.to_numpy(), column.dictionary.cast(pa.string()))
+        if len(texts.values) > rows:  # of other rows as well
+            texts = texts.used()
+        return cls.distinct(texts.codes, texts.values)
 
     @classmethod
     def none(cls, rows: int) -> Texts:
@@ -91,19 +94,19 @@ class Texts:
         return self.codes >= 0
 
     def take(self, rows: Longs) -> Texts:
-        """Those of some rows."""
+        """The texts of some rows."""
         if self.is_empty:
             return Texts.none(len(rows))
         return Texts(self.codes[rows], self.values).used()
 
     def where(self, mask: Mask) -> Texts:
-        """Those where the mask is true; none for the other rows."""
+        """The texts of rows where the mask is true; the other rows have none."""
         if self.is_empty or not mask.any():
             return Texts.none(len(self))
         return Texts(np.where(mask, self.codes, np.int32(-1)), self.values).used()
 
     def or_else(self, other: Texts) -> Texts:
-        """Those of another column for rows that have none."""
+        """The texts of another column where a row of this one has none."""
         if self.is_empty or other.is_empty:
             return other if self.is_empty else self
         missing = np.flatnonzero(self.codes < 0)
@@ -113,7 +116,7 @@ class Texts:
         return Texts.distinct(codes, pa.concat_arrays([self.values, other.values])).used()
 
     def filled(self) -> Texts:
-        """Those that are not blank."""
+        """The texts that are not blank."""
         blank = _blank(self.values)
         if blank is None:
             return self

@@ -15,7 +15,7 @@ from batchmill.spark.errors import PipelineError
 if TYPE_CHECKING:
     from batchmill.spark.batch.report import BatchReport, BatchStats
     from batchmill.spark.frames import metrics, spans
-    from batchmill.spark.iceberg import IcebergExport, export_spans, iceberg_conf
+    from batchmill.spark.iceberg import IcebergExport, SpanExport, export_spans, iceberg_conf
     from batchmill.spark.runtime.java import find_java
     from batchmill.spark.runtime.pipeline import Pipeline
     from batchmill.spark.settings import PipelineSettings
@@ -27,6 +27,7 @@ __all__ = [
     "Pipeline",
     "PipelineError",
     "PipelineSettings",
+    "SpanExport",
     "export_spans",
     "find_java",
     "iceberg_conf",
@@ -37,7 +38,7 @@ __all__ = [
 _MODULES = {
     "batch.report": "BatchReport BatchStats",
     "frames": "metrics spans",
-    "iceberg": "IcebergExport export_spans iceberg_conf",
+    "iceberg": "IcebergExport SpanExport export_spans iceberg_conf",
     "runtime.java": "find_java",
     "runtime.pipeline": "Pipeline",
     "settings": "PipelineSettings",

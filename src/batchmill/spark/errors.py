@@ -10,3 +10,11 @@ class PipelineError(BatchmillError, RuntimeError):
 
     why: str
     template = "{why}"
+
+
+class BatchTooLargeError(BatchmillError, MemoryError):
+    """The input of a batch turned out to have more rows than memory allows; it can be divided."""
+
+    rows: int
+    most: int
+    template = "the input has {rows:,} rows, more than the {most:,} that the heap allows in a batch"

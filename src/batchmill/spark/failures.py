@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from batchmill.errors import BatchmillError
+from batchmill.files import free_bytes
 from batchmill.spark.errors import PipelineError
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -135,7 +135,6 @@ def _is_frame(line: str) -> bool:
 
 
 def _free_bytes(folder: Path) -> int:
-    for existing in (folder, *folder.parents):
-        with contextlib.suppress(OSError):
-            return shutil.disk_usage(existing).free
-    return 0
+    """What is left for a folder that may not exist yet."""
+    known = map(free_bytes, (folder, *folder.parents))
+    return next((free for free in known if free is not None), 0)

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 
 from batchmill.errors import ConfigError
 from batchmill.sources import Grain, bucket_start
+from batchmill.spark.shuffle import columns_of
 from batchmill.store import (
     Selection,
     Store,
@@ -22,18 +23,8 @@ from batchmill.store import (
     frame_schema,
     open_store,
 )
+from batchmill.traces import SCHEMA
 
-_COLUMNS = (
-    "metric string, source string, entity_id string, entity_name string, layers array<string>, "
-    "grain string, time timestamp, label string, value double"
-)
-"""Those of ``Store.to_arrow``, as Spark writes them."""
-KEPT_SPAN_COLUMNS = (
-    "trace_id string, span_id string, parent_span_id string, time timestamp, duration_us bigint, "
-    "service string, name string, kind string, status string, status_message string, "
-    "instance string, resource map<string,string>, attributes map<string,string>, events string"
-)
-"""The columns of kept spans, as Spark writes them."""
 _HOUR = r"/hour=([0-9T-]+)/"
 _FILE = "sqlite:///"
 _ROWS = 10_000
@@ -79,6 +70,7 @@ def metrics(
     end: datetime | int | None = None,
     entity: str | None = None,
     layer: str | None = None,
+    covered: bool = False,
 ) -> DataFrame:
     """The values of some metrics in a store, or of all that are computed, as a DataFrame.
 
@@ -87,17 +79,20 @@ def metrics(
     such as a percentile, has a row for each of them; for others ``label`` is null. Values are
     doubles: whole numbers beyond 2^53 are rounded.
 
-    ``start`` and ``end`` are moments or buckets, both included; ``entity`` is an id or a name. The
-    names are checked at once, values are read by Spark's tasks when the frame is used: they must
-    be able to reach the store, which for SQLite means to run on its machine.
+    ``start`` and ``end`` are moments or buckets, both included; ``entity`` is an id or a name. With
+    ``covered``, ``cpm()`` of an hour or a day is divided by its minutes that have data. The names
+    are checked at once, values are read by Spark's tasks when the frame is used: they must be able
+    to reach the store, which for SQLite means to run on its machine.
     """
     is_file = store.startswith(_FILE)
     url = _FILE + str(Path(store.removeprefix(_FILE)).resolve()) if is_file else store
-    chosen = Selection(grain=Grain(grain), start=start, end=end, layer=layer, entity=entity)
+    chosen = Selection(
+        grain=Grain(grain), start=start, end=end, layer=layer, entity=entity, covered=covered
+    )
     with open_store(url, create=False) as opened:
         slices = list(_slices(opened, names, chosen, divided=not is_file))
     numbers = spark.range(0, len(slices), 1, max(1, len(slices)))
-    return numbers.mapInArrow(_ReadValues(url, slices), _COLUMNS)
+    return numbers.mapInArrow(_ReadValues(url, slices), columns_of(spark, frame_schema()))
 
 
 def spans(
@@ -115,9 +110,7 @@ def spans(
     its hour first. Files are merged and dropped while the pipeline runs: read again, or copy the
     frame, if a file is gone before it was read. Tasks must be able to open the folder.
     """
-    place = Path(folder).resolve()
-    if not place.is_dir():
-        raise ConfigError("folder", str(folder), "a folder of kept spans: that of keep_spans")
+    place = kept_folder(folder)
     first, last = _moment(start), _moment(end)
     hours = [
         str(path)
@@ -125,14 +118,23 @@ def spans(
         if (first is None or path.name >= f"hour={first.astimezone(UTC):%Y-%m-%dT%H}")
         and (last is None or path.name <= f"hour={last.astimezone(UTC):%Y-%m-%dT%H}")
     ]
+    columns = columns_of(spark, SCHEMA)
     if not hours:
-        return spark.createDataFrame([], f"{KEPT_SPAN_COLUMNS}, hour string")
-    reader = spark.read.schema(KEPT_SPAN_COLUMNS).option("basePath", str(place))
+        return spark.createDataFrame([], columns.add("hour", "string"))
+    reader = spark.read.schema(columns).option("basePath", str(place))
     frame = reader.parquet(*hours)
     frame = frame.withColumn("hour", F.regexp_extract(F.input_file_name(), _HOUR, 1))
     if first is not None:
         frame = frame.where(F.col("time") >= F.lit(first))
     return frame if last is None else frame.where(F.col("time") <= F.lit(last))
+
+
+def kept_folder(folder: str | Path) -> Path:
+    """A folder of kept spans; ConfigError if there is none."""
+    place = Path(folder).resolve()
+    if not place.is_dir():
+        raise ConfigError("folder", str(folder), "a folder of kept spans: that of keep_spans")
+    return place
 
 
 def _slices(

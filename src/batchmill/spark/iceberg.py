@@ -2,22 +2,23 @@
 
 A commit becomes one snapshot of the table, whose summary names it. A process that is killed between
 the append and the mark in the store finds the snapshot when it comes back, and does not repeat it.
-Spans are written by hours: an hour that has more spans than the table is written as a whole, in the
-place of what the table had of it.
+Spans are written by hours: an hour whose files have changed is written as a whole, with what the
+table had of it, in its place. That snapshot's summary names the hour, and a digest of its files.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyspark
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, DataFrameWriterV2, SparkSession
 from pyspark.sql import functions as F
 
 from batchmill.errors import ConfigError
@@ -26,9 +27,11 @@ from batchmill.outbox import Changes, Outbox
 from batchmill.sources import Grain, bucket_start
 from batchmill.spark.errors import PipelineError
 from batchmill.spark.failures import explain_task_error
-from batchmill.spark.frames import KEPT_SPAN_COLUMNS, spans
+from batchmill.spark.frames import kept_folder, spans
+from batchmill.spark.shuffle import columns_of
 from batchmill.store import OutboxFile, Store, StoredMetric
-from batchmill.traces import SpanReader
+from batchmill.traces import SCHEMA, SpanReader
+from batchmill.wording import count_of
 
 log = logging.getLogger("batchmill.spark")
 
@@ -37,7 +40,9 @@ ICEBERG_VERSION = "1.12.0"
 _SPARKS = ("4.0", "4.1")
 """The versions of Spark for which Iceberg has a runtime."""
 _ROWS_PER_TASK = 20_000
+_SPAN_IDS = ["trace_id", "span_id"]
 _PLACE, _SEQ = "batchmill.outbox", "batchmill.seq"
+_HOUR, _FILES = "batchmill.hour", "batchmill.files"
 _SCHEMA = pa.schema(
     [
         ("stream", pa.string()),
@@ -54,12 +59,6 @@ _SCHEMA = pa.schema(
         ("state", pa.list_(pa.struct([("merge", pa.string()), ("value", pa.string())]))),
     ]
 )
-_COLUMNS = (
-    "stream string, batch bigint, time timestamp, source string, metric string, version int, "
-    "entity_kind string, entity_id string, entity_name string, layers array<string>, "
-    "values map<string, double>, state array<struct<merge: string, value: string>>"
-)
-"""The same as Spark writes it."""
 
 
 def iceberg_conf(version: str | None = None) -> dict[str, str]:
@@ -100,6 +99,7 @@ class IcebergExport:
         self._outbox = Outbox.of(Path(checkpoint).resolve())
         self._table = table
         self._name = name
+        self._columns = columns_of(spark, _SCHEMA)
 
     def run(self) -> int:
         """Append all commits that are not in the table yet, oldest first; how many there were.
@@ -119,7 +119,7 @@ class IcebergExport:
         place = self._outbox.place
         position = self._store.join_outbox(self._name, place)
         self._spark.sql(
-            f"CREATE TABLE IF NOT EXISTS {self._table} ({_COLUMNS}) "
+            f"CREATE TABLE IF NOT EXISTS {self._table} ({self._columns.toDDL()}) "
             "USING iceberg PARTITIONED BY (days(time))"
         )
         last = self._last()
@@ -158,74 +158,127 @@ class IcebergExport:
         tasks = max(1, min(cores, -(-file.rows // _ROWS_PER_TASK)))
         batch = int(Path(file.path).name.partition("-")[0])
         step = _ReadChanges(self._outbox, file, batch, metrics, tasks)
-        rows = self._spark.range(0, tasks, 1, tasks).mapInArrow(step, _COLUMNS)
+        rows = self._spark.range(0, tasks, 1, tasks).mapInArrow(step, self._columns)
         named = {
             _PLACE: self._outbox.place,
             _SEQ: file.seq,
             "batchmill.stream": file.stream,
             "batchmill.batch": batch,
         }
-        writer = rows.writeTo(self._table)
-        for key, value in named.items():
-            writer = writer.option(f"snapshot-property.{key}", str(value))
         with explain_task_error():
-            writer.append()
+            _writer(rows, self._table, named).append()
 
     def _missing(self, file: OutboxFile) -> int:
         """How many of a file's rows count as passed: none of one that had to make room."""
         listed = self._store.outbox(self._outbox.place, after=file.seq - 1, limit=1)
         if not listed or listed[0].seq != file.seq:
             log.warning(
-                "%s had to make room in the outbox: its %d rows are not in %s",
+                "%s had to make room in the outbox: %s missing from %s",
                 file.path,
-                file.rows,
+                count_of(file.rows, "row") + (" is" if file.rows == 1 else " are"),
                 self._table,
             )
             return 0
         raise PipelineError(
-            f"{self._outbox.folder / file.path} is missing: somebody removed it. Its {file.rows:,} "
-            "rows are in the store, but cannot be appended; put the file back"
+            f"{self._outbox.folder / file.path} is missing, with {count_of(file.rows, 'row')} that "
+            "the store has and this table lacks: put the file back"
         )
 
 
-def export_spans(spark: SparkSession, folder: str | Path, *, table: str) -> int:
-    """Write the kept spans of a folder to a table; how many hours of them were written.
+@dataclass(frozen=True)
+class SpanExport:
+    """What a call of :func:`export_spans` has written."""
+
+    spans: int = 0
+    """Spans that the table did not have."""
+    hours: int = 0
+    """Hours of which it had not all spans; each was written as a whole."""
+    skipped: int = 0
+    """Hours of which it had all spans that the folder has."""
+
+
+def export_spans(spark: SparkSession, folder: str | Path, *, table: str) -> SpanExport:
+    """Write the kept spans of a folder to a table; see :class:`SpanExport` for what it returns.
 
     ``folder`` is that of ``keep_spans``, ``table`` a name in a catalog of the session's, which is
     created if there is none, with a partition for each hour. Only hours of which the folder has
-    more spans than the table are written, each as a whole, with every span once: so a call that
-    died is repeated. Spans that the folder drops stay in the table; of such an hour, spans that
-    come later are written once there are more of them than the table has.
+    spans that the table lacks are written, each as a whole, with every span once: so a call that
+    died is repeated. Spans that the folder drops stay in the table.
+
+    Raises :class:`PipelineError` if another call exports the folder at this moment. It has to write
+    a file for that, ``.export.lock``, into the folder.
     """
-    spark.sql(
-        f"CREATE TABLE IF NOT EXISTS {table} ({KEPT_SPAN_COLUMNS}) "
-        "USING iceberg PARTITIONED BY (hours(time))"
-    )
-    rows = spark.table(f"{table}.partitions").select("partition.time_hour", "record_count")
-    exported = {datetime.fromtimestamp(row[0] * 3600, UTC): row[1] for row in rows.collect()}
-    kept = SpanReader(Path(folder)).hours()
-    hours = [hour for hour, count in sorted(kept.items()) if count > exported.get(hour, 0)]
-    for hour in hours:
-        _export_hour(spark, Path(folder), hour, table)
-    return len(hours)
+    folder = kept_folder(folder)
+    lock = FileLock.take(folder / ".export.lock")
+    if lock is None:
+        raise PipelineError(
+            f"the kept spans of {folder} are being exported by another call of export_spans: "
+            "repeat this one when that has ended"
+        )
+    with lock:
+        spark.sql(
+            f"CREATE TABLE IF NOT EXISTS {table} ({columns_of(spark, SCHEMA).toDDL()}) "
+            "USING iceberg PARTITIONED BY (hours(time))"
+        )
+        exported = _exported(spark, table)
+        reader = SpanReader(folder)
+        written = [
+            0 if _mark(hour, names) in exported else _export_hour(spark, reader, hour, table)
+            for hour, names in sorted(reader.hours().items())
+        ]
+    return SpanExport(sum(written), len(written) - written.count(0), written.count(0))
 
 
-def _export_hour(spark: SparkSession, folder: Path, start: datetime, table: str) -> None:
+def _export_hour(spark: SparkSession, reader: SpanReader, start: datetime, table: str) -> int:
+    """Write an hour if the folder has spans of it that the table lacks; how many these are."""
     end = start + timedelta(hours=1, microseconds=-1)
     while True:
-        files = list(folder.glob("hour=*/*.parquet"))
-        frame = spans(spark, folder, start=start, end=end).drop("hour")
+        # Listed before Spark lists them: what comes in between has a digest of its own next time.
+        names = reader.hours().get(start, [])
+        mark = dict(zip((_HOUR, _FILES), _mark(start, names), strict=True))
+        frame = spans(spark, reader.folder, start=start, end=end)
+        frame = frame.drop("hour").dropDuplicates(_SPAN_IDS)
         # With what the table has: the folder may have dropped some of it.
         old = spark.table(table).where(F.col("time").between(F.lit(start), F.lit(end)))
-        frame = frame.unionByName(old).dropDuplicates(["trace_id", "span_id"])
+        new = frame.join(old.select(*_SPAN_IDS), _SPAN_IDS, "left_anti").select(*old.columns)
         try:
-            frame.writeTo(table).overwritePartitions()
+            if count := new.count():
+                _writer(old.union(new), table, mark).overwritePartitions()
+            else:  # files were merged or dropped: the next call need not look at them again
+                nothing = spark.createDataFrame(SCHEMA.empty_table())
+                _writer(nothing, table, mark).append()
         except Exception:
-            if all(path.exists() for path in files):
+            if names == reader.hours().get(start, []):
                 raise
             log.info("files of %s were merged meanwhile: reading them again", start)
         else:
-            return
+            return count
+
+
+def _mark(hour: datetime, names: Sequence[str]) -> tuple[str, str]:
+    """An hour, and a digest of the names of its files: a file does not change under its name."""
+    return f"{hour:%Y-%m-%dT%H}", sha256("\n".join(sorted(names)).encode()).hexdigest()
+
+
+def _exported(spark: SparkSession, table: str) -> set[tuple[str, str]]:
+    """The marks in the summaries of the snapshots that made the table what it is."""
+    summary = F.col("summary")
+    valid = spark.table(f"{table}.history").where("is_current_ancestor")
+    marks = (
+        spark.table(f"{table}.snapshots")
+        .join(valid, "snapshot_id", "left_semi")
+        .where(summary[_FILES].isNotNull())
+        .select(summary[_HOUR], summary[_FILES])
+    )
+    return {(hour, files) for hour, files in marks.collect()}
+
+
+def _writer(rows: DataFrame, table: str, summary: Mapping[str, object]) -> DataFrameWriterV2:
+    """Writes rows to a table; the snapshot's summary gets these properties."""
+    writer = rows.writeTo(table)
+    for key, value in summary.items():
+        writer = writer.option(f"snapshot-property.{key}", str(value))
+    return writer
 
 
 @dataclass(frozen=True)

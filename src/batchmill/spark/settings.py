@@ -52,6 +52,9 @@ class PipelineSettings(AggregationSettings):
     max_new_entities: int = 5_000
     """How many new entities of an event type a minute may bring, by the clock of the pipeline; what
     is over it is counted under entities named ``overflow``. 0: no limit."""
+    max_entities: int = 1_000_000
+    """How many entities of a kind (services, endpoints, calls between services, …) the store may
+    have; new ones beyond it are counted under ``overflow``, too. 0: no limit."""
     normalise_names: bool = True
     """Whether ids in names of spans that look like URLs are replaced by ``{id}``, unless the span
     has ``http.route``."""
@@ -70,6 +73,7 @@ class PipelineSettings(AggregationSettings):
         check_number("span_wait_s", self.span_wait_s, 0)
         check_int("ttl_days", self.ttl_days, 1)
         check_int("max_new_entities", self.max_new_entities, 0)
+        check_int("max_entities", self.max_entities, 0)
 
 
 def check_dedup_s(seconds: float | None) -> float | None:

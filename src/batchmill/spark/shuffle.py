@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructType
 
 from batchmill.sources import (
@@ -131,6 +133,11 @@ class Blob:
         return pickle.loads(self.data)
 
 
+def columns_of(spark: SparkSession, schema: pa.Schema) -> StructType:
+    """The columns of an Arrow schema, as Spark has them."""
+    return spark.createDataFrame(schema.empty_table()).schema
+
+
 def read_blobs(batches: Iterable[pa.RecordBatch]) -> Iterator[Blob]:
     """The blobs in batches of :data:`SCHEMA`."""
     for batch in batches:
@@ -183,6 +190,12 @@ class Share:
     def own(self) -> range:
         """Its parts."""
         return range(self.task, self.parts, self.tasks)
+
+
+def this_task() -> int:
+    """The number of the task of Spark that calls; 0 outside of one."""
+    context = TaskContext.get()
+    return 0 if context is None else context.partitionId()
 
 
 def trace_parts(rows: pa.Table, parts: int) -> Parts:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from batchmill.files import free_bytes
 from batchmill.lifecycle import Closing
 from batchmill.pressure import (
     EventKind,
@@ -25,7 +26,7 @@ from batchmill.pressure import (
     QueueThresholdManager,
     QueueThresholdSettings,
 )
-from batchmill.spool.segment import Unread, UnreadScan, free_bytes
+from batchmill.spool.segment import Unread, UnreadScan
 from batchmill.spool.sink import (
     Level,
     Measure,

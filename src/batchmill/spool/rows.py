@@ -49,7 +49,7 @@ _MISFIT = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True)
-class Converted:
+class SegmentTable:
     """The batches of one segment, as far as they could be converted."""
 
     table: pa.Table | None
@@ -58,14 +58,14 @@ class Converted:
     """What is wrong with the batches that do not fit, by their place in the sequence."""
 
 
-def table_of(source: str, batches: Sequence[Any], convert: Convert) -> Converted:
+def table_of(source: str, batches: Sequence[Any], convert: Convert) -> SegmentTable:
     """Convert batches to one table.
 
     They are converted together, which is quick. Only where that fails is each converted alone, so
     that no batch fails because of another.
     """
     try:
-        return Converted(convert(batches))
+        return SegmentTable(convert(batches))
     except MemoryError:  # Arrow's own is also one of its other errors; it says nothing of the rows
         raise
     except _MISFIT:
@@ -79,8 +79,8 @@ def table_of(source: str, batches: Sequence[Any], convert: Convert) -> Converted
         except _MISFIT as error:
             errors[number] = _bad_rows(source, error)
     if not tables:
-        return Converted(None, errors)
-    return Converted(pa.concat_tables(tables).unify_dictionaries(), errors)
+        return SegmentTable(None, errors)
+    return SegmentTable(pa.concat_tables(tables).unify_dictionaries(), errors)
 
 
 def _bad_rows(source: str, error: Exception) -> BadRowsError:
@@ -278,7 +278,7 @@ def encode(table: pa.Table) -> memoryview:
 
 
 def encode_metrics_only(table: pa.Table) -> memoryview:
-    """The same without the values that only people who look at a trace read."""
+    """A file of spans without the values that only the pages of traces read."""
     for name in KEPT_COLUMNS.values():
         place = table.schema.get_field_index(name)
         empty = pa.nulls(table.num_rows, table.schema.field(place).type)

@@ -121,7 +121,7 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class SegmentFile:
     """A segment that is on the disk."""
 
     path: Path
@@ -139,7 +139,7 @@ def rows_in(name: str, size: int) -> int:
     return size // _BYTES_PER_ROW if match is None else int(match[1])
 
 
-def write_segment(folder: Path, data: memoryview, rows: int, disk: Disk) -> Written:
+def write_segment(folder: Path, data: memoryview, rows: int, disk: Disk) -> SegmentFile:
     """Write ``data`` as a new segment of ``folder``; when this returns, the segment is durable.
 
     If it raises OSError there is no segment, with one exception: where the folder could not be
@@ -167,7 +167,7 @@ def write_segment(folder: Path, data: memoryview, rows: int, disk: Disk) -> Writ
             disk.remove(tmp)
         raise
     disk.sync_folder(place)
-    return Written(Path(target), len(data))
+    return SegmentFile(Path(target), len(data))
 
 
 def remove_leftovers(root: Path) -> int:
@@ -269,15 +269,6 @@ def source_folders(folder: str) -> list[str]:
             )
     except FileNotFoundError:
         return []
-
-
-def free_bytes(folder: str | Path) -> int | None:
-    """What is left on the disk of ``folder`` for this user; None where the system does not tell."""
-    try:
-        disk = os.statvfs(folder)
-    except (OSError, AttributeError):
-        return None
-    return disk.f_bavail * disk.f_frsize
 
 
 def _size_and_time(path: str) -> tuple[int, float] | None:

@@ -19,23 +19,25 @@ from batchmill.store.alerts import (
 from batchmill.store.batch import (
     DOUBTFUL,
     EXPIRED,
+    OVERFLOW_LABELS,
+    TOO_MANY_LABELS,
     TOO_OLD,
     Batch,
-    Carry,
+    ChangeFile,
     Claim,
     CommitResult,
     Deltas,
     EntityRow,
     Layout,
     OpenParts,
-    Outgoing,
     PartShare,
     PartsResult,
     StatementRow,
+    StreamFile,
     TopNRow,
 )
 from batchmill.store.buckets import BucketList, Buckets
-from batchmill.store.clock import ClockReading, ClockState, minute_of, moment_of
+from batchmill.store.clock import ClockReading, ClockState, TrustedTime, minute_of, moment_of
 from batchmill.store.errors import (
     BatchGapError,
     CheckpointMismatchError,
@@ -47,8 +49,9 @@ from batchmill.store.errors import (
     PartConflictError,
     PartsMissingError,
     RowsMismatchError,
-    StaleCarryError,
+    StaleStateError,
     StaleTaskError,
+    StatementFailedError,
     StoreClosedError,
     StoreError,
     StoreFullError,
@@ -60,6 +63,7 @@ from batchmill.store.errors import (
     StoreVersionError,
     TooManyColumnsError,
 )
+from batchmill.store.reading.coverage import CoveredTime, per_minute
 from batchmill.store.reading.frames import frame_metrics, frame_rows, frame_schema
 from batchmill.store.results import (
     BucketValues,
@@ -83,6 +87,8 @@ from batchmill.store.sql.snapshot import Ranking, Snapshot
 from batchmill.store.sql.stream import Exempt
 from batchmill.store.sql.values import Selection
 from batchmill.store.states import (
+    MAX_LABELS,
+    OVERFLOW_LABEL,
     Cell,
     cells,
     decode,
@@ -106,7 +112,7 @@ __all__ = [
     "BucketList",
     "BucketValues",
     "Buckets",
-    "Carry",
+    "StreamFile",
     "Cell",
     "CellRows",
     "CheckpointMismatchError",
@@ -115,6 +121,7 @@ __all__ = [
     "ClockRepair",
     "ClockState",
     "CommitResult",
+    "CoveredTime",
     "DOUBTFUL",
     "Deltas",
     "EXPIRED",
@@ -127,14 +134,17 @@ __all__ = [
     "FencedError",
     "Layout",
     "LayoutChangedError",
+    "MAX_LABELS",
     "MetricConflictError",
     "NamesClashError",
     "NotAStoreError",
     "Notification",
+    "OVERFLOW_LABEL",
+    "OVERFLOW_LABELS",
     "OpenParts",
     "OutboxDepth",
     "OutboxFile",
-    "Outgoing",
+    "ChangeFile",
     "PartConflictError",
     "PartShare",
     "PartsMissingError",
@@ -144,8 +154,9 @@ __all__ = [
     "RowsMismatchError",
     "Selection",
     "Snapshot",
-    "StaleCarryError",
+    "StaleStateError",
     "StaleTaskError",
+    "StatementFailedError",
     "StateRow",
     "StatementRow",
     "Store",
@@ -163,11 +174,13 @@ __all__ = [
     "StoredEntity",
     "StoredMetric",
     "StreamInfo",
+    "TOO_MANY_LABELS",
     "TOO_OLD",
     "TaskAddress",
     "TooManyColumnsError",
     "TopNRow",
     "TopRecord",
+    "TrustedTime",
     "Value",
     "cells",
     "decode",
@@ -184,4 +197,5 @@ __all__ = [
     "moment_of",
     "open_for_task",
     "open_store",
+    "per_minute",
 ]

@@ -88,12 +88,10 @@ class TaskAddress:
 
     def open(self) -> Store:
         """A store with connections of its own."""
-        from psycopg.conninfo import make_conninfo
-
         from batchmill.store.postgres import PostgresStore
 
         return PostgresStore(
-            make_conninfo("", **dict(self.parameters)),
+            dict(self.parameters),
             self.shown,
             self.policy,
             ttl_days=self.ttl_days,

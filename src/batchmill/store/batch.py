@@ -18,6 +18,9 @@ CounterKey: TypeAlias = tuple[str, str, str]
 EXPIRED = "expired"
 """The counter of rows that came too late for the TTL; its reason is :data:`TOO_OLD`."""
 TOO_OLD = "older than the TTL"
+OVERFLOW_LABELS = "overflow labels"
+"""The counter of what was counted under the label ``overflow``, for every metric and grain."""
+TOO_MANY_LABELS = "too many labels of an entity"
 DOUBTFUL = "doubtful"
 """The counter of rows that were counted, though a clock must be wrong, now or before."""
 UNCONFIRMED = "ahead of the store's clock"
@@ -95,7 +98,7 @@ class StatementRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Carry:
+class StreamFile:
     """A file that a stream keeps from batch to batch: of pending spans, or of its dedup index."""
 
     path: str
@@ -106,7 +109,7 @@ class Carry:
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class ChangeFile:
     """A file with what a batch changes, for exporters; it is durable before the commit."""
 
     place: str
@@ -141,14 +144,12 @@ class Batch:
     """What to add to the store's counters."""
     rows: dict[tuple[str, int], int] = field(default_factory=dict)
     """How many rows there are by (source, day), to count those of a day that has expired."""
-    add_carry: list[Carry] = field(default_factory=list)
-    drop_carry: list[str] = field(default_factory=list)
+    add_files: list[StreamFile] = field(default_factory=list)
+    drop_files: list[str] = field(default_factory=list)
     """Paths of files that are pending no more."""
-    outgoing: list[Outgoing] = field(default_factory=list)
+    outgoing: list[ChangeFile] = field(default_factory=list)
     """The files with its changes, if there is an outbox; an entity's are in one of them, but for
     overflow entities."""
-    settle: bool = False
-    """Not a numbered batch: ``number`` is ignored, and the stream's last number stays."""
     parts: int | None = None
     """Into how many parts it was divided, if :meth:`Store.commit_parts` has committed those."""
     expected_rows: Mapping[str, int] = field(default_factory=dict)
@@ -189,7 +190,7 @@ class PartShare:
 
 @dataclass(frozen=True, slots=True)
 class PartsResult:
-    """What became of a task's parts."""
+    """The outcome of committing a task's parts."""
 
     applied: bool
     """False: an earlier attempt has committed them, or the whole batch is committed."""
@@ -199,7 +200,7 @@ class PartsResult:
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """What became of a batch."""
+    """The outcome of committing a batch."""
 
     applied: bool
     """False: a batch of that number was committed before, and nothing was changed."""
@@ -224,7 +225,7 @@ class Claim:
     epoch: int
     last_batch: int | None
     """The last batch that was committed; None: none yet."""
-    carry: tuple[Carry, ...]
+    carry: tuple[StreamFile, ...]
     """Files of pending spans and of the dedup index, oldest first."""
 
 

@@ -23,6 +23,7 @@ There the next run confirms the last one: the trusted time follows with one run'
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -69,7 +70,7 @@ def _steady_s() -> float:
 
 @dataclass(frozen=True, slots=True)
 class WriterClock:
-    """What is known of a writer's clock since its last commit."""
+    """A writer's clock, as its commits have shown it."""
 
     seen_s: float
     """What it said then, in seconds since 1970."""
@@ -77,7 +78,7 @@ class WriterClock:
     """How long it had gone on without a step."""
 
     def advance(self, wall_s: float, elapsed_s: float | None) -> tuple[WriterClock, float, float]:
-        """What is known after another commit, the time that has passed, and the step or 0.
+        """The state after another commit, the time that has passed, and the step or 0.
 
         ``elapsed_s`` is how much time has passed by a clock that nobody can set; None: not known.
         """
@@ -133,6 +134,8 @@ class ClockState:
     """What the clock of the last commit's writer said."""
     last_minute: int | None = None
     """The newest minute that is in the store, be it from the future."""
+    furthest_s: float | None = None
+    """The latest that the trusted time ever was: it goes back with a clock."""
 
     @property
     def held_back_s(self) -> float:
@@ -146,6 +149,20 @@ class ClockState:
         if self.last_minute is None:
             return 0.0
         return max(0.0, bucket_start(self.last_minute).timestamp() - now_s)
+
+    def behind_s(self, now_s: float) -> float:
+        """How far a clock is behind the latest time that was trusted; 0: by no more than a step."""
+        behind_s = (self.furthest_s or 0.0) - now_s
+        return behind_s if behind_s > STEP_S else 0.0
+
+    def latest_s(self, now_s: float, most_s: float) -> float:
+        """The latest time that is believed of an event: ``most_s`` ahead of a clock.
+
+        Of one that is behind, so much ahead of what was trusted, and of the newest minute: events
+        of the right time are not refused.
+        """
+        ahead_s = max(self.behind_s(now_s), self.ahead_s(now_s))
+        return now_s + most_s + (ahead_s if self.behind_s(now_s) else 0.0)
 
     def doubts(self, now_s: float) -> list[str]:
         """What looks wrong with a clock, in sentences for an operator; ``now_s``: the time now."""
@@ -162,7 +179,41 @@ class ClockState:
                 f"{span_of(self.ahead_s(now_s))} ahead of the clock: correct the clock if it is "
                 "behind; if it was ahead, `batchmill store repair` shows and removes them"
             )
+        elif behind_s := self.behind_s(now_s):
+            trusted = moment_of(self.furthest_s or 0.0)
+            doubts.append(
+                f"the clock is {span_of(behind_s)} behind {trusted}, which the store trusted "
+                "before: correct the clock; if it was ahead before, `batchmill store repair` shows "
+                "and removes what it has written"
+            )
         return doubts
+
+
+class TrustedTime:
+    """The time that a store trusts, also between its commits: there, a steady clock goes on."""
+
+    def __init__(self, steady_s: Callable[[], float] = _steady_s) -> None:
+        self._steady_s = steady_s
+        self._known: tuple[ClockState, float] | None = None
+
+    def note(self, state: ClockState) -> None:
+        """Go on from what a store knows of the time; nothing new means no commit meanwhile."""
+        if self._known is None or self._known[0] != state:
+            self._known = state, self._steady_s()
+
+    def now_s(self) -> float | None:
+        """The trusted time, in seconds since 1970; None: nobody knows it.
+
+        Where there are only past events, their time.
+        """
+        if self._known is None:
+            return None
+        state, since_s = self._known
+        if state.trusted_s is not None:
+            return state.trusted_s + self._steady_s() - since_s
+        if state.last_minute is not None:
+            return bucket_start(state.last_minute).timestamp()
+        return None
 
 
 def minute_of(wall_s: float) -> int:

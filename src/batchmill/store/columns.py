@@ -23,9 +23,18 @@ def is_arrow(columns: Columns) -> bool:
     return bool(columns) and hasattr(columns[0], "to_pylist")
 
 
-def as_lists(columns: Columns) -> list[Sequence[Any]]:
-    """The columns as Python's lists."""
-    return [column.to_pylist() if hasattr(column, "to_pylist") else column for column in columns]
+def as_lists(columns: Columns, null: object = None) -> list[Sequence[Any]]:
+    """The columns as Python's lists, with ``null`` where there is no value."""
+    return [_as_list(column, null) for column in columns]
+
+
+def _as_list(column: Values, null: object) -> Sequence[Any]:
+    values: Sequence[Any] = column
+    if hasattr(column, "to_pylist"):
+        values = column.to_pylist()
+        if not column.null_count:
+            return values
+    return values if null is None else [null if value is None else value for value in values]
 
 
 def bounds(values: Values) -> tuple[int, int]:

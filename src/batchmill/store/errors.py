@@ -269,6 +269,18 @@ class MetricConflictError(StoreError, ValueError):
         )
 
 
+class StatementFailedError(StoreError, RuntimeError):
+    """The database has refused a statement for a reason that batchmill does not know."""
+
+    url: str
+    why: str
+    template = (
+        "a statement failed in the database of {url} ({why}): nothing of its transaction was "
+        "written. If triggers, constraints or columns were added to the store's tables by hand, "
+        "remove them; else report this as a bug of batchmill"
+    )
+
+
 class LayoutChangedError(StoreError, RuntimeError):
     """A column was given to another metric since this writer registered its metrics."""
 
@@ -283,7 +295,7 @@ class LayoutChangedError(StoreError, RuntimeError):
     )
 
 
-class StaleCarryError(StoreError, RuntimeError):
+class StaleStateError(StoreError, RuntimeError):
     """A batch drops a file of pending spans that is not pending any more."""
 
     stream: str

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from batchmill.sources import Grain
 from batchmill.store.clock import ClockState
+from batchmill.store.reading.units import Measured, Unit, read_definition, unit_of
 from batchmill.store.states import Plan
 
 CellRow: TypeAlias = tuple[Any, ...]
@@ -35,6 +36,16 @@ class StoredMetric:
     """Whether its values are dicts with one number for each label."""
     plan: Plan = field(repr=False)
     """How values are computed from cells."""
+
+    @property
+    def measured(self) -> Measured:
+        """What it measures, and the conditions of its filters."""
+        return read_definition(self.definition, self.source, self.function)
+
+    @property
+    def unit(self) -> Unit:
+        """The unit of its values."""
+        return unit_of(self.source, self.function, self.measured.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +175,7 @@ class StreamInfo:
     checkpoint_id: str
     epoch: int
     last_batch: int | None
-    committed_at: int | None
+    committed_ms: int | None
     """When it last committed, in milliseconds since 1970."""
 
 

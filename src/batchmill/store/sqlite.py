@@ -8,17 +8,17 @@ done right after the commit, and a batch that is marked but lost would never com
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import re
-import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from batchmill.files import FileLock
+from batchmill.files import FileLock, free_bytes, remove_free_locks
 from batchmill.store.columns import Columns, as_lists
 from batchmill.store.errors import (
     NotAStoreError,
@@ -30,6 +30,7 @@ from batchmill.store.errors import (
 from batchmill.store.retry import RetryPolicy, TransientError
 from batchmill.store.sql.schema import Schema, inspect, migrate
 from batchmill.store.sql.session import (
+    COMPACT,
     Dialect,
     Params,
     Row,
@@ -37,7 +38,7 @@ from batchmill.store.sql.session import (
     Upsert,
     quote,
 )
-from batchmill.store.states import compact_label_sums, compact_labels, compact_numbers
+from batchmill.store.states import Cell, compact_label_sums, compact_labels, compact_numbers
 from batchmill.store.store import Store
 
 T = TypeVar("T")
@@ -78,12 +79,45 @@ SQLITE = Dialect(
 )
 
 
+class MovedLabels:
+    """Counts what the functions of a connection move under the label ``overflow``."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def counting(
+        self, compact: Callable[[str], tuple[str | None, int]]
+    ) -> Callable[[str], str | None]:
+        """A function that compacts a tally, and counts what it moves."""
+
+        def compacted(text: str) -> str | None:
+            shorter, moved = compact(text)
+            self.count += moved
+            return shorter
+
+        return compacted
+
+
+class Connection(sqlite3.Connection):
+    """A connection with the functions that compact tallies."""
+
+    moved_labels: MovedLabels
+
+    def add_functions(self) -> None:
+        """Define the functions; to be called once."""
+        # An object of its own: SQLite holds the functions, and they must not hold the connection.
+        moved = self.moved_labels = MovedLabels()
+        self.create_function(COMPACT[Cell.NUMBERS], 1, compact_numbers, deterministic=True)
+        self.create_function(COMPACT[Cell.LABELS], 1, moved.counting(compact_labels))
+        self.create_function(COMPACT[Cell.LABEL_SUMS], 1, moved.counting(compact_label_sums))
+
+
 class SqliteSession(Session):
     """A transaction on a connection."""
 
     dialect = SQLITE
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def rows(self, sql: str, params: Params = ()) -> list[Row]:
@@ -103,8 +137,13 @@ class SqliteSession(Session):
         # executemany() compiles the statement once, and zip() makes one tuple at a time.
         self._connection.executemany(
             f"INSERT INTO {quote(upsert.table)} AS kept ({names}) VALUES ({marks}) {upsert.tail}",
-            zip(*map(_with_null, as_lists(columns)), strict=True),
+            zip(*as_lists(columns, NULL), strict=True),
         )
+
+    def take_moved_labels(self) -> int:
+        moved = self._connection.moved_labels
+        count, moved.count = moved.count, 0
+        return count
 
     def has_table(self, name: str) -> bool:
         return bool(
@@ -127,10 +166,8 @@ class SqliteStore(Store):
         self._locks: dict[str, FileLock] = {}
         self._reading = threading.Lock()
         self._connecting = threading.Lock()
-        self._connections: list[sqlite3.Connection] = []
+        self._connections: list[Connection] = []
         try:
-            with translate_errors(self.url, self.path):
-                self._open_connections()
             self.id = self.retrier.run(lambda: self._prepare(create)).store_id
         except BaseException:
             self._disconnect()
@@ -138,6 +175,7 @@ class SqliteStore(Store):
 
     def _prepare(self, create: bool) -> Schema:
         with translate_errors(self.url, self.path):
+            self._open_connections()
             schema = inspect(SqliteSession(self._reader), self.url)
             if not schema.version and not create:
                 raise StoreMissingError(self.url)
@@ -150,21 +188,27 @@ class SqliteStore(Store):
     def _open_connections(self) -> None:
         """Open both connections, unless they are."""
         with self._connecting:
-            if not self._connections:
-                self._writer, self._reader = self._connect(), self._connect()
+            while len(self._connections) < 2:
+                self._connections.append(self._connect())
+            self._writer, self._reader = self._connections
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self) -> Connection:
         connection = sqlite3.connect(
-            self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_MS / 1000
+            self.path,
+            isolation_level=None,
+            check_same_thread=False,
+            timeout=BUSY_MS / 1000,
+            factory=Connection,
         )
-        self._connections.append(connection)
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-        connection.execute("PRAGMA temp_store = MEMORY")
-        connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
-        for function in (compact_numbers, compact_labels, compact_label_sums):
-            name = f"batchmill_{function.__name__}"
-            connection.create_function(name, 1, function, deterministic=True)
+        try:
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+            connection.execute("PRAGMA temp_store = MEMORY")
+            connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
+        except BaseException:
+            connection.close()
+            raise
+        connection.add_functions()
         return connection
 
     def _write_once(self, work: Callable[[Session], T]) -> T:
@@ -175,6 +219,7 @@ class SqliteStore(Store):
     def _in_transaction(self, work: Callable[[Session], T]) -> T:
         connection = self._writer
         connection.execute("BEGIN IMMEDIATE")
+        connection.moved_labels.count = 0  # there may be some of a transaction that failed
         try:
             result = work(SqliteSession(connection))
             connection.execute("COMMIT")
@@ -206,6 +251,8 @@ class SqliteStore(Store):
                 raise StoreReadOnlyError(self.url, f"{path}: {error.strerror}") from error
             if lock is not None:
                 self._locks[stream] = lock
+                # A backfill has a name of its own: its lock file would stay for ever.
+                remove_free_locks(path.parent, f"{glob.escape(self.path.name)}.*.lock")
                 return True
             time.sleep(pause_s)
         return False
@@ -214,9 +261,6 @@ class SqliteStore(Store):
         lock = self._locks.pop(stream, None)
         if lock is not None:
             lock.release()
-
-    def _locked_streams(self) -> list[str]:
-        return list(self._locks)
 
     def _has_writer(self, session: Session, stream: str) -> bool:
         try:
@@ -248,10 +292,6 @@ class SqliteStore(Store):
                     connection.close()
 
 
-def _with_null(column: Sequence[object]) -> list[object]:
-    return [NULL if value is None else value for value in column]
-
-
 def lock_path(database: Path, stream: str) -> Path:
     """The lock file of a stream; different for different streams, whatever their names."""
     plain = re.sub(r"[^A-Za-z0-9_-]", "_", stream)[:40]
@@ -278,7 +318,7 @@ def store_error(fault: sqlite3.Error, url: str, path: Path) -> Exception:
     kind = code & 0xFF
     if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return TransientError(why)
-    free = _free_bytes(path)
+    free = free_bytes(path.parent)
     if kind == sqlite3.SQLITE_FULL or (kind == sqlite3.SQLITE_IOERR and is_full(free)):
         return StoreFullError(str(path), free, why)
     if kind in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
@@ -292,17 +332,10 @@ def store_error(fault: sqlite3.Error, url: str, path: Path) -> Exception:
     return fault
 
 
-def is_full(free_bytes: int | None) -> bool:
+def is_full(free: int | None) -> bool:
     """Whether so little space explains a failed write; None: the free space is unknown.
 
     >>> is_full(0), is_full(None)
     (True, False)
     """
-    return free_bytes is not None and free_bytes < NO_ROOM_BYTES
-
-
-def _free_bytes(path: Path) -> int | None:
-    try:
-        return shutil.disk_usage(path.parent).free
-    except OSError:
-        return None
+    return free is not None and free < NO_ROOM_BYTES

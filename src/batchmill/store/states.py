@@ -6,6 +6,9 @@ adds up keys that occur more than once. There are three kinds of text: by number
 (a count of 1 is left out), by label ``"GET":3,"POST":1``, and sum and count by label
 ``"GET":[120,3]``; the latter two are a JSON object without its braces. An empty tally is None.
 
+Compacting a tally adds up its keys, and bounds it: of more than :data:`MAX_LABELS` labels, those
+with the highest counts stay, ties by name, and the others become one label, ``overflow``.
+
 A :class:`Plan` is what it takes to read a metric's values without its script: readers of a store
 may not have the sources that its metrics were defined over.
 """
@@ -38,6 +41,11 @@ DOUBLE_LIMBS = 4
 LOW_BITS = 32
 """A sum that could outgrow 64 bits is kept as two: of the upper halves and of the lower ones."""
 MAX_CACHED_PIECES = 100_000
+MAX_LABELS = 1_000
+"""How many labels of one cell are kept apart, beside ``overflow``. PostgreSQL's functions have the
+same number in them: another one takes a migration."""
+OVERFLOW_LABEL = "overflow"
+"""What labels are merged to that are too many."""
 
 
 def encode_numbers(tally: Mapping[int, int]) -> str | None:
@@ -101,9 +109,22 @@ def decode_labels(text: str) -> dict[str, int]:
     return tally
 
 
-def compact_labels(text: str) -> str | None:
-    """The same tally with each label once."""
-    return encode_labels(decode_labels(text))
+def compact_labels(text: str) -> tuple[str | None, int]:
+    """The same tally with each label once; and how much of it went under ``overflow``."""
+    tally = decode_labels(text)
+    rare = rare_labels(tally)
+    moved = sum(tally.pop(label) for label in rare)
+    if rare:
+        tally[OVERFLOW_LABEL] = tally.get(OVERFLOW_LABEL, 0) + moved
+    return encode_labels(tally), moved
+
+
+def rare_labels(counts: Mapping[str, int]) -> list[str]:
+    """The labels that are too many: with the lowest counts, of equal ones the last by name."""
+    if len(counts) <= MAX_LABELS:
+        return []
+    labels = (label for label in counts if label != OVERFLOW_LABEL)
+    return sorted(labels, key=lambda label: (-counts[label], label))[MAX_LABELS:]
 
 
 def encode_label_sums(sums: Mapping[str, tuple[int, int]]) -> str | None:
@@ -124,9 +145,15 @@ def decode_label_sums(text: str) -> dict[str, tuple[int, int]]:
     return sums
 
 
-def compact_label_sums(text: str) -> str | None:
-    """The same sums with each label once."""
-    return encode_label_sums(decode_label_sums(text))
+def compact_label_sums(text: str) -> tuple[str | None, int]:
+    """The same sums with each label once; and how many rows of them went under ``overflow``."""
+    sums = decode_label_sums(text)
+    moved = 0
+    for label in rare_labels({label: count for label, (_, count) in sums.items()}):
+        (total, count), rest = sums.pop(label), sums.get(OVERFLOW_LABEL, (0, 0))
+        sums[OVERFLOW_LABEL] = (rest[0] + total, rest[1] + count)
+        moved += count
+    return encode_label_sums(sums), moved
 
 
 def _json_body(content: Mapping[str, Any]) -> str | None:

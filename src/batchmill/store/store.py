@@ -66,6 +66,8 @@ class Store(StoreReader):
     """The store's own id, made with it."""
     commits_by_part: ClassVar[bool] = False
     """Whether tasks on other machines commit parts of a batch; see :meth:`commit_parts`."""
+    _locks: Mapping[str, object]
+    """The locks that it holds, by stream."""
 
     def __init__(self, url: str, policy: RetryPolicy, *, ttl_days: int, top_n: int) -> None:
         """Use :func:`open_store`."""
@@ -100,10 +102,6 @@ class Store(StoreReader):
     @abstractmethod
     def _unlock(self, stream: str) -> None:
         """Release a stream's lock, if it is held."""
-
-    @abstractmethod
-    def _locked_streams(self) -> list[str]:
-        """The streams whose lock this store holds."""
 
     @abstractmethod
     def _has_writer(self, session: Session, stream: str) -> bool:
@@ -174,7 +172,7 @@ class Store(StoreReader):
         """
         checkpoint = Checkpoint(checkpoint_id, fresh, committed, planned)
         with self._writing:
-            ours = stream in self._locked_streams()
+            ours = stream in self._locks
             if not ours and not self.retrier.run(lambda: self._lock(stream, wait=wait)):
                 holder = self._read(lambda session: stream_sql.stream_holder(session, stream))
                 raise StoreInUseError(self.url, stream, holder)
@@ -246,6 +244,10 @@ class Store(StoreReader):
         if len(unmet) <= few:
             return unmet
         return self._read(lambda session: entities_sql.find_unknown(session, kind, unmet))
+
+    def count_entities(self) -> dict[str, int]:
+        """How many entities of each kind there are."""
+        return self._read(entities_sql.count_entities)
 
     # Writing by parts.
 
@@ -359,7 +361,7 @@ class Store(StoreReader):
         """
         if self.retrier.close():
             with self._writing:
-                for stream in self._locked_streams():
+                for stream in list(self._locks):
                     with contextlib.suppress(StoreError):
                         self._unlock(stream)
                 self._disconnect()

@@ -13,7 +13,8 @@ from batchmill.extras import lazy_names
 if TYPE_CHECKING:
     from batchmill.traces.keeper import KeepStats, SpanKeeper
     from batchmill.traces.layout import SCHEMA, KeepSettings
-    from batchmill.traces.reader import SpanExample, SpanReader, TraceQuery, TraceSummary
+    from batchmill.traces.query import SpanMeaning, TraceQuery
+    from batchmill.traces.reader import SpanExample, SpanReader, TraceSummary
     from batchmill.traces.trace import Trace, TraceSpan
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "KeepStats",
     "SpanExample",
     "SpanKeeper",
+    "SpanMeaning",
     "SpanReader",
     "Trace",
     "TraceQuery",
@@ -32,7 +34,8 @@ __all__ = [
 _MODULES = {
     "keeper": "KeepStats SpanKeeper",
     "layout": "SCHEMA KeepSettings",
-    "reader": "SpanExample SpanReader TraceQuery TraceSummary",
+    "query": "SpanMeaning TraceQuery",
+    "reader": "SpanExample SpanReader TraceSummary",
     "trace": "Trace TraceSpan",
 }
 

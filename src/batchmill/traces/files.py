@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from batchmill.traces.keeper import KEYS, SERVICES
-from batchmill.traces.layout import REPEATING, KeptFile
-from batchmill.traces.rewrite import read_segment, trace_number, trace_numbers
+from batchmill.traces.layout import REPEATING, SCHEMA, KeptFile
+from batchmill.traces.rewrite import KEYS, SERVICES, read_segment, trace_number, trace_numbers
+
+log = logging.getLogger("batchmill.traces")
 
 _MOST_NUMBERS = 8_000_000
 """How many trace ids are remembered: 8 bytes each."""
+_MOST_BYTES = 256 * 2**20
+"""How much of the rows of segments is remembered."""
+_AGAIN_S = 60.0
+"""A file that could not be read is tried again after that time."""
+
+
+class UnreadableError(Exception):
+    """A file is damaged, or gone by now: its rows are left out."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +51,7 @@ class RowGroup:
 
 @dataclass
 class OpenFile:
-    """What is known of a file."""
+    """A file of kept spans: its times, rows and bytes."""
 
     path: Path
     sorted: bool
@@ -49,7 +60,9 @@ class OpenFile:
     keys: Mapping[str, frozenset[str] | None]
     """The keys in its maps, by column; None: they are not known."""
     metadata: Any = field(repr=False)
-    table: pa.Table | None = field(default=None, repr=False)
+    report: Callable[[Path, Exception], None] = field(repr=False)
+    """Is told why the file cannot be read."""
+    rows: Callable[[], pa.Table] | None = field(default=None, repr=False)
     """The rows of a segment, which is read as a whole."""
 
     @property
@@ -62,10 +75,24 @@ class OpenFile:
         """When the last of its spans began."""
         return max((group.last_us for group in self.groups), default=0)
 
+    @property
+    def longest_us(self) -> int:
+        """The longest duration."""
+        return max((group.longest_us for group in self.groups), default=0)
+
     def read(self, group: RowGroup, columns: Sequence[str]) -> pa.Table:
-        """Some columns of a group."""
-        if self.table is not None:
-            return self.table.select(list(columns))
+        """Some columns of a group; raises :class:`UnreadableError`."""
+        try:
+            return self._read(group, columns)
+        except MemoryError:
+            raise
+        except Exception as error:
+            self.report(self.path, error)
+            raise UnreadableError(str(self.path)) from error
+
+    def _read(self, group: RowGroup, columns: Sequence[str]) -> pa.Table:
+        if self.rows is not None:
+            return self.rows().select(list(columns))
         file = pq.ParquetFile(
             self.path, metadata=self.metadata, read_dictionary=["trace_id", *REPEATING]
         )
@@ -80,31 +107,88 @@ class FileCache:
         self._files: dict[Path, OpenFile] = {}
         self._numbers: OrderedDict[Path, npt.NDArray[np.uint64] | None] = OrderedDict()
         self._held = 0
+        self._tables: OrderedDict[Path, pa.Table] = OrderedDict()
+        self._table_bytes = 0
+        self._unreadable: dict[Path, float] = {}
+        """When they are tried again, by a clock that goes on steadily."""
+
+    @property
+    def unreadable_files(self) -> int:
+        """How many files are there that cannot be read, of those that were wanted."""
+        return len(self._unreadable)
 
     def keep_only(self, files: Collection[KeptFile]) -> None:
         """Forget files that are gone."""
         present = {file.path for file in files}
         with self._lock:
             for path in self._files.keys() - present:
-                del self._files[path]
-                numbers = self._numbers.pop(path, None)
-                self._held -= 0 if numbers is None else len(numbers)
+                self._forget(path)
+            for path in self._unreadable.keys() - present:
+                del self._unreadable[path]
 
     def open(self, file: KeptFile) -> OpenFile | None:
-        """What is known of a file; None if it is gone by now, or damaged."""
+        """The description of a file; None if it is gone by now, or damaged."""
         known = self._files.get(file.path)
         if known is not None:
             return known
+        if time.monotonic() < self._unreadable.get(file.path, 0.0):
+            return None
         try:
-            opened = _open_sorted(file.path) if file.sorted else _open_segment(file.path)
-        except (OSError, pa.ArrowException):
+            opened = (
+                _open_sorted(file.path, self._report)
+                if file.sorted
+                else _open_segment(file.path, self._rows_of(file.path), self._report)
+            )
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever somebody else's file makes of it
+            self._report(file.path, error)
             return None
         with self._lock:
             self._files[file.path] = opened
+            self._unreadable.pop(file.path, None)
         return opened
 
+    def _report(self, path: Path, error: Exception) -> None:
+        """A file cannot be read: it is left out for some time, and said so once."""
+        with self._lock:
+            self._forget(path)
+            if isinstance(error, FileNotFoundError):  # merged into another one, or dropped
+                return
+            is_new = path not in self._unreadable
+            self._unreadable[path] = time.monotonic() + _AGAIN_S
+        if is_new:
+            log.warning("the kept spans of %s cannot be read, and are left out: %s", path, error)
+
+    def _forget(self, path: Path) -> None:
+        self._files.pop(path, None)
+        numbers = self._numbers.pop(path, None)
+        self._held -= 0 if numbers is None else len(numbers)
+        table = self._tables.pop(path, None)
+        self._table_bytes -= 0 if table is None else table.nbytes
+
+    def _rows_of(self, path: Path) -> Callable[[], pa.Table]:
+        """Reads the rows of a segment, unless they are remembered."""
+
+        def rows() -> pa.Table:
+            with self._lock:
+                if path in self._tables:
+                    self._tables.move_to_end(path)
+                    return self._tables[path]
+            table, _ = read_segment(path)
+            with self._lock:
+                if path not in self._tables:
+                    self._tables[path] = table
+                    self._table_bytes += table.nbytes
+                while self._table_bytes > _MOST_BYTES and len(self._tables) > 1:
+                    _, oldest = self._tables.popitem(last=False)
+                    self._table_bytes -= oldest.nbytes
+            return table
+
+        return rows
+
     def may_have(self, file: OpenFile, trace_ids: Sequence[str]) -> bool:
-        """Whether a file may have spans of one of these traces."""
+        """Whether a file may have spans of one of these traces; see :meth:`OpenFile.read`."""
         if not file.groups:
             return False
         last = max(group.last_trace for group in file.groups)
@@ -151,9 +235,12 @@ class FileCache:
         return numbers
 
 
-def _open_sorted(path: Path) -> OpenFile:
+def _open_sorted(path: Path, report: Callable[[Path, Exception], None]) -> OpenFile:
     metadata = pq.read_metadata(path)
-    names = metadata.schema.to_arrow_schema().names
+    schema = metadata.schema.to_arrow_schema()
+    names = schema.names
+    if schema.remove_metadata() != SCHEMA:
+        raise ValueError("it has other columns than kept spans")
     ids, times, took = (names.index(name) for name in ("trace_id", "time", "duration_us"))
     groups = []
     for number in range(metadata.num_row_groups):
@@ -174,13 +261,15 @@ def _open_sorted(path: Path) -> OpenFile:
     services = json.loads(notes.get(SERVICES, b"{}"))
     listed = json.loads(notes.get(KEYS, b"{}"))
     keys = {name: None if own is None else frozenset(own) for name, own in listed.items()}
-    return OpenFile(path, True, groups, services, keys, metadata)
+    return OpenFile(path, True, groups, services, keys, metadata, report)
 
 
-def _open_segment(path: Path) -> OpenFile:
-    table, _ = read_segment(path)
+def _open_segment(
+    path: Path, rows: Callable[[], pa.Table], report: Callable[[Path, Exception], None]
+) -> OpenFile:
+    table = rows()
     if not table.num_rows:
-        return OpenFile(path, False, (), {}, {}, None, table)
+        return OpenFile(path, False, (), {}, {}, None, report, rows)
     traces = pc.min_max(table["trace_id"])
     moments = pc.min_max(table["time"].cast(pa.int64()))
     group = RowGroup(
@@ -196,4 +285,4 @@ def _open_segment(path: Path) -> OpenFile:
     plain = pa.table({name: table[name].cast(pa.string()) for name in ("service", "name", "kind")})
     for row in plain.group_by(["service", "name", "kind"]).aggregate([]).to_pylist():
         services.setdefault(row["service"] or "", []).append([row["name"], row["kind"]])
-    return OpenFile(path, False, (group,), services, {}, None, table)
+    return OpenFile(path, False, (group,), services, {}, None, report, rows)

@@ -4,6 +4,7 @@
     <folder>/.incoming/<segment>.parquet                    segments that were committed just now
     <folder>/.stats.json                                    what is kept, and what was dropped
     <folder>/.change.json                                   a change of files that is under way
+    <folder>/.export.lock                                   locked by a copy of them to Iceberg
 
 A file is sorted by trace id, and its groups of rows have the least and the greatest one in their
 statistics: whoever looks for a trace reads one small group of each file, be it with this package,

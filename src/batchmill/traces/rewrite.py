@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,8 +19,20 @@ from batchmill.traces.layout import HOUR_US, MAP_PATHS, MAPS, REPEATING, SCHEMA
 
 ROW_GROUP = 20_000
 """Few enough that reading one of them takes some milliseconds."""
+_ROWS_AT_ONCE = 100_000
+"""So many rows of segments are turned into kept spans at a time."""
+SERVICES = b"batchmill.services"
+"""Metadata of a file: JSON with the names and kinds of spans by service."""
+KEYS = b"batchmill.keys"
+"""Metadata of a file: JSON with the keys in its maps, by column; null if there are very many."""
+_MOST_NAMES = 1000
+"""How many names of spans a file lists for a service."""
+_MOST_KEYS = 1000
+_END_US = 253_402_300_800_000_000
+"""The year 10000: no calendar has an hour from then on."""
 _TEXTS = ("service", "name", "kind", "status")
 _IDS = ("trace_id", "span_id", "parent_span_id")
+_REQUIRED = ("trace_id", "span_id", "time", "end_time")
 _CODED = pa.dictionary(pa.int32(), pa.string())
 _CODED_MAP = pa.map_(_CODED, _CODED)
 
@@ -27,21 +41,77 @@ Longs: TypeAlias = npt.NDArray[np.int64]
 
 def read_kept(path: Path) -> pa.Table:
     """The spans of a kept file, with texts that repeat as dictionaries."""
-    file = pq.ParquetFile(path, read_dictionary=list(REPEATING))
-    return file.read(use_threads=False)
+    with pq.ParquetFile(path, read_dictionary=list(REPEATING)) as file:
+        return _all_rows(file, SCHEMA.names)
 
 
 def read_segment(path: Path) -> tuple[pa.Table, int]:
     """The spans of a segment as kept ones, and how many rows of it are no valid spans."""
+    return _as_kept(_with_one_dictionary(_read_columns(path)))
+
+
+def read_segments(paths: Sequence[Path]) -> tuple[list[pa.Table], int]:
+    """The kept spans of several segments; small ones share a table, which costs more than them."""
+    tables, dropped = list[pa.Table](), 0
+    waiting, rows = list[pa.Table](), 0
+    for place, path in enumerate(paths, start=1):
+        waiting.append(_read_columns(path))
+        rows += waiting[-1].num_rows
+        if rows < _ROWS_AT_ONCE and place < len(paths):
+            continue
+        try:
+            waiting = [pa.concat_tables(waiting, promote_options="permissive")]
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+            pass  # not all of them are ours
+        for table in waiting:
+            spans, invalid = _as_kept(_with_one_dictionary(table))
+            tables.append(spans)
+            dropped += invalid
+        waiting, rows = [], 0
+    return tables, dropped
+
+
+def _with_one_dictionary(table: pa.Table) -> pa.Table:
+    return table.unify_dictionaries().combine_chunks()
+
+
+def _read_columns(path: Path) -> pa.Table:
+    """The columns of a segment from which kept spans are made."""
     with pq.ParquetFile(path) as footer:
         schema = footer.schema_arrow
         texts = [*_TEXTS, "service_instance_id", *SEGMENT_COLUMNS.values()]
         coded = [name for name in texts if _is_text(schema, name)]
         file = pq.ParquetFile(path, read_dictionary=[*coded, *MAP_PATHS], metadata=footer.metadata)
-        wanted = ["time", "end_time", *_IDS, *_TEXTS, *MAPS, *texts]
-        present = [name for name in dict.fromkeys(wanted) if schema.get_field_index(name) >= 0]
-        table = file.read(present, use_threads=False).combine_chunks()
-    return _as_kept(table)
+        optional = _IDS[-1], *_TEXTS, *MAPS, *texts
+        empty = _empty_columns(footer.metadata).intersection(optional)
+        present = [
+            name
+            for name in dict.fromkeys((*_REQUIRED, *optional))
+            if schema.get_field_index(name) >= 0 and name not in empty
+        ]
+        return _all_rows(file, present)
+
+
+def _empty_columns(metadata: pq.FileMetaData) -> set[str]:
+    """The columns that are null in every row, by what their writer says; most of a segment are."""
+    empty = {metadata.schema.column(number).path for number in range(metadata.num_columns)}
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for place in range(metadata.num_columns):
+            column = group.column(place)
+            known = column.statistics
+            if known is None or not known.has_null_count or known.null_count != column.num_values:
+                empty.discard(column.path_in_schema)
+    return empty
+
+
+def _all_rows(file: pq.ParquetFile, columns: Sequence[str]) -> pa.Table:
+    # Of maps with dictionaries, Arrow cannot read several groups at once.
+    groups = [
+        file.read_row_group(number, list(columns), use_threads=False)
+        for number in range(file.num_row_groups)
+    ]
+    return pa.concat_tables(groups) if groups else file.read(list(columns), use_threads=False)
 
 
 def _is_text(schema: pa.Schema, name: str) -> bool:
@@ -51,13 +121,14 @@ def _is_text(schema: pa.Schema, name: str) -> bool:
 
 def _as_kept(table: pa.Table) -> tuple[pa.Table, int]:
     rows = table.num_rows
-    required = ("trace_id", "span_id", "time", "end_time")
-    if any(name not in table.column_names for name in required):
+    if any(name not in table.column_names for name in _REQUIRED):
         return SCHEMA.empty_table(), rows
     valid = np.ones(rows, np.bool_)
-    for name in required:
+    for name in _REQUIRED:
         if table[name].null_count:
             valid &= table[name].is_valid().to_numpy()
+    times = table["time"].cast(pa.timestamp("us", "UTC")).cast(pa.int64()).fill_null(0).to_numpy()
+    valid &= (times >= 0) & (times < _END_US)
     if not valid.all():
         table = table.filter(pa.array(valid)).combine_chunks()
     columns: dict[str, pa.Array] = {name: _one(table, name, pa.string()) for name in _IDS}
@@ -119,9 +190,12 @@ def merged_attributes(table: pa.Table) -> pa.Array:
         values[at] = codes + value_texts.add(array.dictionary)
         place[mask] += 1
     if sizes.any():
-        inner = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        at = np.repeat(place, sizes) + inner
-        source = np.repeat(offsets[:-1], sizes) + inner
+        inner = np.arange(int(sizes.sum()))
+        before = np.cumsum(sizes) - sizes
+        at = np.repeat(place - before, sizes) + inner
+        source: Any = slice(offsets[0], offsets[-1])
+        if rest.null_count:
+            source = np.repeat(offsets[:-1] - before, sizes) + inner
         keys[at] = _codes(rest.keys)[source] + key_texts.add(rest.keys.dictionary)
         codes = _codes(rest.items)[source]
         values[at] = np.where(codes < 0, -1, codes + value_texts.add(rest.items.dictionary))
@@ -167,12 +241,32 @@ def sorted_once(tables: Sequence[pa.Table]) -> tuple[pa.Table, int]:
         ).to_numpy()
         ids = [table[name].take(pa.array(order)).to_numpy() for name in ("trace_id", "span_id")]
     else:
-        order = np.lexsort((spans, traces[:, 1], traces[:, 0]))
+        order = _order(traces, spans)
         ids = [traces[order, 0], traces[order, 1], spans[order]]
     if len(order):
         again = np.logical_and.reduce([np.append(False, part[1:] == part[:-1]) for part in ids])
         order = order[~again]
-    return table.take(pa.array(order)), table.num_rows - len(order)
+    batches = table.to_batches()
+    rows = batches[0] if len(batches) == 1 else table  # a table has its columns taken twice
+    whole = rows.take(pa.array(order))
+    whole = whole if rows is table else pa.Table.from_batches([whole])
+    return whole, table.num_rows - len(order)
+
+
+def _order(traces: Any, spans: Any) -> Any:
+    """The order by trace and span id: two sorts of single numbers take half as long as one of
+    three columns."""
+    by_trace = np.argsort(traces[:, 0])
+    first = traces[by_trace, 0]
+    ranks = np.empty(len(spans), np.uint64)
+    ranks[by_trace] = np.cumsum(np.append(False, first[1:] != first[:-1])[: len(spans)])
+    bits = max(1, int(ranks.max(initial=0)).bit_length())
+    order = np.argsort(ranks << np.uint64(64 - bits) | spans >> np.uint64(bits))
+    one, two, three = traces[order, 0], traces[order, 1], spans[order]
+    later = (two[1:] > two[:-1]) | ((two[1:] == two[:-1]) & (three[1:] >= three[:-1]))
+    if ((one[1:] > one[:-1]) | later).all():
+        return order
+    return np.lexsort((spans, traces[:, 1], traces[:, 0]))
 
 
 def trace_number(trace_id: str) -> int:
@@ -181,14 +275,16 @@ def trace_number(trace_id: str) -> int:
 
 
 def trace_numbers(ids: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.uint64] | None:
-    """The same of many ids; None if some of them are not 32 hex digits."""
+    """The first halves of many trace ids; None if some of them are not 32 hex digits."""
     numbers = _numbers(ids, 32)
     return None if numbers is None else numbers[:, 0]
 
 
-_DIGITS = np.full(256, 255, np.uint8)
-for _place, _digit in enumerate(b"0123456789abcdef"):
-    _DIGITS[_digit] = _place
+_NO_DIGITS = 256
+_PAIRS = np.full(2**16, _NO_DIGITS, np.uint16)
+"""By two characters, as a number of this machine: the byte that they are as hex digits."""
+for _number in range(256):
+    _PAIRS[np.frombuffer(b"%02x" % _number, np.uint16)] = _number
 
 
 def _numbers(ids: pa.Array | pa.ChunkedArray, length: int) -> Any:
@@ -208,11 +304,10 @@ def _numbers(ids: pa.Array | pa.ChunkedArray, length: int) -> Any:
     if not (np.diff(offsets) == length).all():
         return None
     texts = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
-    digits = _DIGITS[texts]
-    if (digits == 255).any():
+    pairs = _PAIRS[texts.view(np.uint16)]
+    if (pairs == _NO_DIGITS).any():
         return None
-    pairs = (digits[0::2] << 4) | digits[1::2]
-    numbers = pairs.reshape(-1, 8).view(">u8").astype(np.uint64)
+    numbers = pairs.astype(np.uint8).reshape(-1, 8).view(">u8").astype(np.uint64)
     return numbers.reshape(len(ids), -1) if length > 16 else numbers.reshape(-1)
 
 
@@ -246,6 +341,14 @@ def _with_used(array: Any) -> pa.Array:
     )
 
 
+def within(table: pa.Table, oldest_us: float, latest_us: float) -> tuple[pa.Table, int, int]:
+    """The rows that began in these hours; how many are too old, and how many too new."""
+    hours: Longs = table["time"].cast(pa.int64()).to_numpy() // HOUR_US * HOUR_US
+    too_old, too_new = hours + HOUR_US <= oldest_us, hours > latest_us
+    counts = int(np.count_nonzero(too_old)), int(np.count_nonzero(too_new))
+    return table.filter(pa.array(~(too_old | too_new))) if any(counts) else table, *counts
+
+
 def by_hour(table: pa.Table) -> Iterator[tuple[int, pa.Table]]:
     """The rows of each hour, in their order; the hour in microseconds since 1970."""
     hours: Longs = table["time"].cast(pa.int64()).to_numpy() // HOUR_US
@@ -254,8 +357,10 @@ def by_hour(table: pa.Table) -> Iterator[tuple[int, pa.Table]]:
         yield hour * HOUR_US, table if mine.all() else table.filter(pa.array(mine))
 
 
-def write_kept(table: pa.Table, path: Path, metadata: Mapping[str, str]) -> None:
+def write_kept(table: pa.Table, path: Path) -> None:
     """Write spans that are sorted by trace id to a file."""
+    keys = {name: _keys(table[name]) for name in MAPS}
+    notes = {SERVICES: json.dumps(_services(table)), KEYS: json.dumps(keys)}
     with pq.ParquetWriter(
         path,
         table.schema.remove_metadata(),
@@ -267,4 +372,24 @@ def write_kept(table: pa.Table, path: Path, metadata: Mapping[str, str]) -> None
     ) as writer:
         for first in range(0, table.num_rows, ROW_GROUP):
             writer.write_table(_with_used_texts(table.slice(first, ROW_GROUP)))
-        writer.add_key_value_metadata(dict(metadata))
+        writer.add_key_value_metadata({name.decode(): text for name, text in notes.items()})
+
+
+def _services(spans: pa.Table) -> dict[str, list[list[str | None]]]:
+    """The names and kinds of spans by service."""
+    pairs = spans.select(["service", "name", "kind"])
+    pairs = pa.table({name: pairs[name].cast(pa.string()) for name in pairs.column_names})
+    names: dict[str, list[list[str | None]]] = defaultdict(list)
+    for row in pairs.group_by(["service", "name", "kind"]).aggregate([]).to_pylist():
+        own = names[row["service"] or ""]
+        if len(own) < _MOST_NAMES:
+            own.append([row["name"], row["kind"]])
+    return names
+
+
+def _keys(maps: pa.ChunkedArray) -> list[str] | None:
+    """The keys in a column of maps; None: too many to name."""
+    keys: set[str] = set()
+    for chunk in maps.chunks:
+        keys.update(pc.unique(chunk.keys).to_pylist())
+    return sorted(keys) if len(keys) <= _MOST_KEYS else None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+
+ROUTE = "http.route"
+"""The attribute of a span whose name is that of its endpoint."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,11 @@ class TraceSpan:
         return self.start_us + self.duration_us
 
     @property
+    def has_route(self) -> bool:
+        """Whether its name is that of its endpoint, since it has ``http.route``."""
+        return has_route(self.attributes)
+
+    @property
     def is_error(self) -> bool:
         """Whether it failed."""
         return self.status == "ERROR"
@@ -46,15 +54,17 @@ class Trace:
 
     trace_id: str
     spans: tuple[TraceSpan, ...]
-    """Each after its parent; those of one parent by their start."""
+    """Each after its parent; those of one parent by their start, and the root first."""
     depths: tuple[int, ...]
     """How many spans are above each of them."""
     critical: tuple[tuple[tuple[int, int], ...], ...]
     """Of each span, the parts of its time that the whole trace waits for: start and end in
     microseconds since 1970."""
+    left_out: int = 0
+    """How many of its spans are kept, and not among these: there are too many."""
 
     @classmethod
-    def of(cls, spans: Sequence[TraceSpan]) -> Trace | None:
+    def of(cls, spans: Sequence[TraceSpan], left_out: int = 0) -> Trace | None:
         """The trace of some spans; None without any."""
         if not spans:
             return None
@@ -66,6 +76,7 @@ class Trace:
             tuple(ordered),
             tuple(depths),
             tuple(tuple(critical.get(span.span_id, ())) for span in ordered),
+            left_out,
         )
 
     @property
@@ -84,6 +95,11 @@ class Trace:
         known = {span.span_id for span in self.spans}
         parents = {span.parent_span_id for span in self.spans if span.parent_span_id}
         return len(parents - known)
+
+
+def has_route(attributes: Mapping[str, str | None]) -> bool:
+    """Whether attributes have a route that is not blank."""
+    return bool((attributes.get(ROUTE) or "").strip())
 
 
 def spans_of(table: pa.Table) -> list[TraceSpan]:
@@ -132,6 +148,8 @@ def _waterfall(
         children.setdefault(span.parent_span_id if known else None, []).append(span)
     for own in children.values():
         own.sort(key=lambda span: (span.start_us, -span.duration_us, span.span_id))
+    # A service whose clock is behind must not seem to be the root.
+    children.get(None, []).sort(key=lambda span: span.parent_span_id is not None)
     ordered: list[TraceSpan] = []
     depths: list[int] = []
     placed: set[str] = set()
@@ -162,32 +180,71 @@ def _critical(
     """The parts of the root's time, from its end backwards, in the span that is waited for then.
 
     A child counts as far as it ended before what is waited for next; the root is the longest of
-    the spans without a parent.
+    the spans without a parent. Each part is by the clock of its span.
     """
     parts: dict[str, list[tuple[int, int]]] = {}
     if not spans or not children.get(None):
         return parts
     root = max(children[None], key=lambda span: span.duration_us)
-    stack = [(root, root.end_us)]
+    stack = [(root, 0, root.start_us, root.end_us)]
     visited: set[str] = set()
     while stack:
-        span, until = stack.pop()
+        span, shift, begin, at = stack.pop()
         if span.span_id in visited:
             continue
         visited.add(span.span_id)
-        at = min(span.end_us, until)
         own = parts.setdefault(span.span_id, [])
-        for child in sorted(
-            children.get(span.span_id, ()), key=lambda child: child.end_us, reverse=True
-        ):
+        for child, moved, start, end in _in_time_of(span, shift, children.get(span.span_id, ())):
             # What runs on after the parent (a message that was sent) is not waited for.
-            if child.end_us > at or child.start_us < span.start_us or not child.duration_us:
+            start = max(start, begin)
+            if end > at or end <= start:
                 continue
-            if child.end_us < at:
-                own.append((child.end_us, at))
-            stack.append((child, child.end_us))
-            at = child.start_us
-        if at > span.start_us:
-            own.append((span.start_us, at))
+            if end < at:
+                own.append((end - shift, at - shift))
+            stack.append((child, moved, start, end))
+            at = start
+        if at > begin:
+            own.append((begin - shift, at - shift))
         own.reverse()
     return parts
+
+
+def _in_time_of(
+    span: TraceSpan, shift: int, children: Sequence[TraceSpan]
+) -> list[tuple[TraceSpan, int, int, int]]:
+    """The children of a span by the clock of the root, to which ``shift`` takes the span's.
+
+    With how far each is shifted, its start and its end; the last to end comes first.
+    """
+    placed = []
+    for child in children:
+        moved = _shift(span, shift, child)
+        end = child.end_us + moved
+        if _is_call(span, child):  # the client did not wait for what its server did later
+            end = min(end, span.end_us + shift)
+        placed.append((child, moved, child.start_us + moved, end))
+    return sorted(placed, key=lambda place: place[3], reverse=True)
+
+
+def _shift(span: TraceSpan, shift: int, child: TraceSpan) -> int:
+    """How far a child is shifted to be in the time of its parent, if another clock put it outside.
+
+    What a client waits for lies in its time, and is put in its middle, as Jaeger does; of others
+    only those that overlap with their parents, since some spans do run on.
+    """
+    if (span.service, span.instance) == (child.service, child.instance):
+        return shift
+    start, end = span.start_us + shift, span.end_us + shift
+    overlaps = child.start_us < end and child.end_us > start
+    if child.kind != "SERVER" or not (_is_call(span, child) or overlaps):
+        return 0
+    room = span.duration_us - child.duration_us
+    if room < 0:  # it went on after its parent
+        return 0 if start <= child.start_us < end else start - child.start_us
+    if start <= child.start_us and child.end_us <= end:
+        return 0
+    return start + room // 2 - child.start_us
+
+
+def _is_call(span: TraceSpan, child: TraceSpan) -> bool:
+    return span.kind == "CLIENT" and child.kind == "SERVER"

@@ -27,6 +27,7 @@ from batchmill.web.api.service import name_of
 from batchmill.web.api.traces import MOST_TRACES, NOT_KEPT
 from batchmill.web.query_pool import QueryPool
 from batchmill.web.responses import BadRequest, RequestError, as_json
+from batchmill.wording import count_of
 
 _DAY_US = 86_400_000_000
 _LONGEST_MS = 1499 * _DAY_US // 1000
@@ -62,7 +63,7 @@ class JaegerApi:
             Route("/api/services/{service:path}/operations", self._answer(self._operations)),
             Route("/api/operations", self._answer(self._operations_with_kinds)),
             Route("/api/traces", self._answer(self._traces)),
-            Route("/api/traces/{id}", self._answer(self._trace)),
+            Route("/api/traces/{id:path}", self._answer(self._trace)),
             Route("/api/dependencies", self._answer(self._dependencies)),
         ]
 
@@ -196,7 +197,9 @@ def as_jaeger(trace: Trace) -> dict[str, Any]:
             }
             for (service, pairs), process in processes.items()
         },
-        "warnings": None,
+        "warnings": [f"{count_of(trace.left_out, 'later span')} left out"]
+        if trace.left_out
+        else None,
     }
 
 

@@ -63,10 +63,10 @@ def event(kind: str, content: Mapping[str, Any]) -> str:
 def newest_commit(store: Store) -> dict[str, Any]:
     """The last commit of any stream, and the newest minute in the store."""
     minute = store.newest_minute()
-    last = max(store.streams(), key=lambda stream: stream.committed_at or 0, default=None)
-    at_ms = None if last is None else last.committed_at
+    last = max(store.streams(), key=lambda stream: stream.committed_ms or 0, default=None)
+    at_ms = None if last is None else last.committed_ms
     return {
-        "newest_minute": None if minute is None else int(bucket_start(minute).timestamp()),
+        "newest_minute_s": None if minute is None else int(bucket_start(minute).timestamp()),
         "committed_at": None if at_ms is None else at_ms / 1000,
         "last_batch": None if last is None else last.last_batch,
     }

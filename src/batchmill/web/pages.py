@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import html
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,8 +16,10 @@ from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
+
+from batchmill.web.responses import not_served
 
 _FOLDER = Path(__file__).parent / "static"
 _TYPES = {
@@ -38,6 +41,28 @@ _HEADERS = {
 }
 """In addition to those of every response. Only our own files: no inline script or style, no other
 host, no framing, and no text that becomes markup."""
+
+_MISSING = """<!doctype html>
+<html lang="en">
+  <head>
+    <meta charset="utf-8">
+    <title>Page not found · batchmill</title>
+    <meta name="viewport" content="width=device-width, initial-scale=1">
+    <meta name="color-scheme" content="light dark">
+    <link rel="icon" href="{root}static/favicon.svg" type="image/svg+xml">
+    <link rel="stylesheet" href="{root}static/css/base.css">
+    <link rel="stylesheet" href="{root}static/css/parts.css">
+  </head>
+  <body>
+    <main>
+      <section class="state">
+        <h1>There is no page “{path}”</h1>
+        <p><a href="{root}">All services</a></p>
+      </section>
+    </main>
+  </body>
+</html>
+"""
 
 VIEWS = ("services", "topology", "explore", "traces", "alerts", "pipeline")
 VIEWS_OF_ONE = (
@@ -98,7 +123,7 @@ def _takes_gzip(header: str) -> bool:
 def _response(request: Request, name: str) -> Response:
     file = _files().get(name)
     if file is None:
-        raise HTTPException(404, "there is no such page: start at /")
+        raise HTTPException(404)
     packed = _takes_gzip(request.headers.get("accept-encoding", ""))
     headers = file.headers(packed)
     if _known(request.headers.get("if-none-match", ""), file.etag):
@@ -117,19 +142,38 @@ async def _static(request: Request) -> Response:
 
 
 async def _view(request: Request) -> Response:
-    """The address of a view without ``#``, such as ``/explore?metric=…``: leads to the view.
+    """The address of a view without ``#``, such as ``/explore?metric=…``: leads to the view."""
+    name, slash, argument = request.url.path.lstrip("/").partition("/")
+    query = f"?{request.url.query}" if request.url.query else ""
+    return RedirectResponse(f"{_root(request)}#/{name}{slash}{quote(argument, safe='')}{query}")
+
+
+def _root(request: Request) -> str:
+    """The way to the first page, as a browser reads it.
 
     Relative, so that it also works behind a proxy that serves the pages under a path of its own.
     """
-    path = request.url.path.lstrip("/")
-    query = f"?{request.url.query}" if request.url.query else ""
-    root = "../" * path.count("/") or "./"
-    return RedirectResponse(f"{root}#/{quote(path, safe='/')}{query}")
+    path: bytes = request.scope["raw_path"]  # where %2F is no slash
+    return "../" * path.lstrip(b"/").count(b"/") or "./"
+
+
+async def not_found(request: Request, error: Exception) -> Response:
+    """The response for an unknown path or method: a page for people, JSON for programs."""
+    assert isinstance(error, HTTPException)
+    accepted = request.headers.get("accept", "")
+    path = request.url.path
+    if error.status_code != 404 or path.startswith("/api/") or "text/html" not in accepted:
+        return await not_served(request, error)
+    root = _root(request)
+    page = _MISSING.format(root=root, path=html.escape(path))
+    return HTMLResponse(page, 404, headers={**_HEADERS, "vary": "accept"})
 
 
 def routes() -> list[BaseRoute]:
     """The routes of the page and its files; GET and HEAD only."""
     _files()
     views = [Route(f"/{name}", _view) for name in VIEWS]
-    views += [Route(f"/{name}/{{argument}}", _view) for name in VIEWS_OF_ONE]
+    # An id is base64, which may hold slashes.
+    arguments = ("{argument}", "{argument}/{more:path}")
+    views += [Route(f"/{name}/{one}", _view) for name in VIEWS_OF_ONE for one in arguments]
     return [Route("/", _index), Route("/static/{path:path}", _static), *views]

@@ -60,6 +60,8 @@ log = logging.getLogger("batchmill.web")
 
 API = "/api"
 METRICS = "/metrics"
+HEALTH = "/healthz"
+"""Whether the server answers; without a token, and without a look at the store."""
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": (

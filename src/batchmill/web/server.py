@@ -16,6 +16,7 @@ from batchmill.http import (
 )
 from batchmill.run import StatusReader
 from batchmill.web.app import make_app
+from batchmill.web.responses import HEALTH
 
 PORT = 8080
 _MAX_HEADER_BYTES = 64 * 2**10
@@ -48,6 +49,8 @@ class WebSettings(ServerSettings):
 class WebServer:
     """Serves the web UI and the API of a store, and the kept spans in the folder ``traces``.
 
+    ``normalise_names``: whether the pipeline takes ids out of names, as ``PipelineSettings`` say.
+
     ``serve()`` runs on the caller's event loop, and returns after ``stop()`` once the requests in
     progress are finished. ``stop()`` may be called by any thread.
     """
@@ -59,10 +62,16 @@ class WebServer:
         *,
         run: StatusReader | None = None,
         traces: Path | None = None,
+        normalise_names: bool = True,
     ) -> None:
         self.settings = settings = settings or WebSettings()
         self._app = make_app(
-            store_url, access=settings.access, run=run, hosts=settings.hosts, traces=traces
+            store_url,
+            access=settings.access,
+            run=run,
+            hosts=settings.hosts,
+            traces=traces,
+            normalise_names=normalise_names,
         )
         self._http = HttpServer(
             self._app,
@@ -73,6 +82,7 @@ class WebServer:
             drain_s=settings.drain_s,
             max_header_bytes=_MAX_HEADER_BYTES,
             lifespan=True,
+            health=(HEALTH,),
         )
 
     @property

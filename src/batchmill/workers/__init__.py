@@ -18,11 +18,11 @@ from batchmill.workers.stats import EmbeddedStats
 if TYPE_CHECKING:
     from batchmill.workers.embedded import Embedded, exit_on_sigterm
     from batchmill.workers.l1 import L1Worker, SourceStates
-    from batchmill.workers.l2 import CommitCounts, Committer, L2Worker
+    from batchmill.workers.l2 import CommitStats, Committer, L2Worker
     from batchmill.workers.topn import TopNWorker
 
 __all__ = [
-    "CommitCounts",
+    "CommitStats",
     "Committer",
     "Embedded",
     "EmbeddedStats",
@@ -38,7 +38,7 @@ __all__ = [
 _MODULES = {
     "embedded": "Embedded exit_on_sigterm",
     "l1": "L1Worker SourceStates",
-    "l2": "CommitCounts Committer L2Worker",
+    "l2": "CommitStats Committer L2Worker",
     "topn": "TopNWorker",
 }
 

@@ -22,6 +22,8 @@ from batchmill.aggregate import (
 from batchmill.oal import Metric
 from batchmill.sources import UnknownNameError, bucket_end, bucket_start
 from batchmill.store import (
+    OVERFLOW_LABELS,
+    TOO_MANY_LABELS,
     Batch,
     CommitResult,
     FencedError,
@@ -53,8 +55,8 @@ _HANG_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class CommitCounts:
-    """What became of what L2 and TopN were given."""
+class CommitStats:
+    """Events and statements that L2 and TopN have committed, refused or given up."""
 
     committed: int = 0
     """Events in the store."""
@@ -79,7 +81,7 @@ class CommitCounts:
 
 
 @dataclass
-class _Waiting:
+class _PendingCommit:
     """What waits for a commit."""
 
     buffers: dict[str, DeltaBuffer] = field(default_factory=dict)
@@ -142,19 +144,23 @@ class Committer:
         """Held while something is added, or counted."""
         self.turn = threading.Lock()
         """Held by the thread that commits."""
-        self._waiting = _Waiting()
-        self._draft: _Waiting | None = None
+        self._waiting = _PendingCommit()
+        self._draft: _PendingCommit | None = None
         """What is being committed, maybe not for the first time."""
         self._store: Store | None = None
         self._stream: Stream | None = None
         self._layout: Layout | None = None
-        self._new_entities = EntityAccount(self._settings.max_new_entities)
+        self._new_entities = EntityAccount(
+            self._settings.max_new_entities,
+            self._settings.max_entities,
+            lambda: self.connect().count_entities(),
+        )
         self._next_try_s = 0.0
         self._give_up_s = float("inf")
         self._stopped = threading.Event()
         self._close_late = False
         """Whether the thread that commits now has to close the store."""
-        self.counts = CommitCounts()
+        self.counts = CommitStats()
         """What became of everything so far: replaced at each commit, never changed."""
 
     def connect(self) -> Store:
@@ -255,7 +261,7 @@ class Committer:
         in_turn = self.turn.acquire(timeout=wait_s + _HANG_S)
         with self.lock:
             lost = [part for part in (self._draft, self._waiting) if part]
-            self._draft, self._waiting = None, _Waiting()
+            self._draft, self._waiting = None, _PendingCommit()
             for part in lost:
                 self._count_lost(part)
         for part in lost:
@@ -280,7 +286,7 @@ class Committer:
             self._store.abandon()
         self.reset()
 
-    def _begin(self) -> _Waiting:
+    def _begin(self) -> _PendingCommit:
         if not self._waiting:
             self._waiting.since_s = time.monotonic()
         return self._waiting
@@ -322,7 +328,7 @@ class Committer:
         """Commit what failed before, else what waits; False if that failed (again)."""
         with self.lock:
             if self._draft is None and self._waiting:
-                self._draft, self._waiting = self._waiting, _Waiting()
+                self._draft, self._waiting = self._waiting, _PendingCommit()
             draft = self._draft
         if draft is None:
             return True
@@ -346,12 +352,12 @@ class Committer:
             return False
         self._next_try_s = 0.0
         if limiter is not None:
-            self._new_entities.add(limiter.overflow.admitted)
+            self._new_entities.add(limiter.overflow)
         self._count(draft, result, late)
         return True
 
     def _batch(
-        self, draft: _Waiting, newest: int | None, limiter: EntityLimiter | None
+        self, draft: _PendingCommit, newest: int | None, limiter: EntityLimiter | None
     ) -> tuple[Batch, int]:
         """What a draft commits, and how many of its events are late."""
         assert self._layout is not None
@@ -366,6 +372,7 @@ class Committer:
             made = contribution(buffer.merged(), self._aggregators[source], self._layout, book)
             batch.deltas += made.deltas
             counters["rows", source, ""] += made.rows
+            counters[OVERFLOW_LABELS, source, TOO_MANY_LABELS] += made.moved_labels
             for minute, rows in made.rows_by_minute.items():
                 day = minute // 10_000
                 batch.rows[source, day] = batch.rows.get((source, day), 0) + rows
@@ -387,7 +394,7 @@ class Committer:
         batch.counters = {key: count for key, count in counters.items() if count}
         return batch, late
 
-    def _count(self, draft: _Waiting, result: CommitResult, late: int) -> None:
+    def _count(self, draft: _PendingCommit, result: CommitResult, late: int) -> None:
         invalid: Counter[str] = Counter()
         for (source, reason), count in draft.invalid.items():
             if source != STATEMENT:
@@ -411,7 +418,7 @@ class Committer:
                 commits=counts.commits + 1,
             )
 
-    def _count_lost(self, part: _Waiting) -> None:
+    def _count_lost(self, part: _PendingCommit) -> None:
         """Count as failed; the caller holds the lock."""
         self.counts = replace(
             self.counts,
@@ -419,7 +426,7 @@ class Committer:
             failed_statements=self.counts.failed_statements + part.statement_count,
         )
 
-    def _failed(self, draft: _Waiting, error: Exception) -> None:
+    def _failed(self, draft: _PendingCommit, error: Exception) -> None:
         tries = draft.tries
         pause_ms = back_off_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS, 2, tries)
         self._next_try_s = time.monotonic() + pause_ms / 1000
@@ -438,13 +445,13 @@ class Committer:
                 error,
             )
 
-    def _give_up(self, draft: _Waiting) -> None:
+    def _give_up(self, draft: _PendingCommit) -> None:
         with self.lock:
             if self._draft is draft:
                 self._draft = None
                 self._count_lost(draft)
 
-    def _fenced(self, draft: _Waiting, error: FencedError) -> None:
+    def _fenced(self, draft: _PendingCommit, error: FencedError) -> None:
         """Another process has taken the stream over: go on with another one."""
         assert self._stream is not None
         if self._stream.leave():

@@ -35,6 +35,9 @@ class WorkerSettings(AggregationSettings):
     max_new_entities: int = 5_000
     """How many new entities of an event type a minute may bring; what is over it is counted under
     entities named ``overflow``. 0: no limit."""
+    max_entities: int = 1_000_000
+    """How many entities of a kind the store may have; new ones beyond it are counted under
+    ``overflow``, too. 0: no limit."""
     close_timeout_s: float = 30.0
     """How long closing waits for what was accepted to be committed."""
     l1_queue: Mapping[str, Any] = field(default_factory=dict)
@@ -53,4 +56,5 @@ class WorkerSettings(AggregationSettings):
         check_int("late_after_minutes", self.late_after_minutes, 0)
         check_int("ttl_days", self.ttl_days, 1)
         check_int("max_new_entities", self.max_new_entities, 0)
+        check_int("max_entities", self.max_entities, 0)
         check_number("close_timeout_s", self.close_timeout_s, 0)

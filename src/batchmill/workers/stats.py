@@ -1,4 +1,4 @@
-"""What became of the events and statements of a process, and the instruments of that."""
+"""Counters of the events and statements of a process, and their instruments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from batchmill.telemetry import ComponentKind, Snapshot, counter, up_down
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedStats(Snapshot):
-    """What became of what was emitted.
+    """Emitted events and statements, by what was done with them.
 
     ``accepted`` is the sum of ``committed``, ``expired``, ``invalid`` (all reasons), ``failed`` and
     ``waiting``; so it is for statements. What was dropped or is unused was not accepted.

@@ -255,6 +255,7 @@ def test_every_truncation() -> None:
         check_equal(SHORT[:size] + b"]}" * 3, JSON, LIMITS)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("byte", [*b'{}[]",:\\ 0-n\x00\x0b\x80\xff'])
 def test_every_byte_replaced(byte: int) -> None:
     """A good request with one byte changed, anywhere."""
@@ -270,6 +271,7 @@ def test_every_byte_replaced(byte: int) -> None:
         ("max_spans", 4),
         ("max_attributes", 6),
         ("max_attributes_in_all", 12),
+        ("max_expanded_bytes", 400),
         ("max_attribute_length", 8),
         ("max_key_length", 14),
         ("max_name_length", 16),

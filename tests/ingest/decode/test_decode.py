@@ -310,7 +310,12 @@ def test_a_large_span_is_rejected_alone() -> None:
 
 @pytest.mark.parametrize(
     "limits",
-    [Limits(max_spans=2), Limits(max_attributes_in_all=5), Limits(max_decompressed_bytes=100)],
+    [
+        Limits(max_spans=2),
+        Limits(max_attributes_in_all=5),
+        Limits(max_decompressed_bytes=100),
+        Limits(max_expanded_bytes=239),  # the resource takes 80, and each of three spans has it
+    ],
 )
 def test_a_request_past_a_limit(limits: Limits) -> None:
     """It is refused as a whole, and told that smaller ones would do."""

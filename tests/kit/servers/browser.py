@@ -36,14 +36,20 @@ _FLAGS = (
 )
 
 
-@contextlib.contextmanager
-def running_chromium() -> Iterator[Browser]:
-    """A browser; without Chromium the test is skipped, or fails in CI."""
+def find_chromium() -> str:
+    """The program; without it the test is skipped, or fails in CI."""
     program = shutil.which("chromium")
     if program is None:
         if os.environ.get("CI"):
             pytest.fail(MISSING)
         pytest.skip(MISSING)
+    return program
+
+
+@contextlib.contextmanager
+def running_chromium() -> Iterator[Browser]:
+    """A browser; see :func:`find_chromium`."""
+    program = find_chromium()
     from playwright.sync_api import expect, sync_playwright
 
     expect.set_options(timeout=WAIT_MS)

@@ -32,6 +32,36 @@ def write_certificate(folder: Path) -> Access:
     return access
 
 
+def write_authority(folder: Path) -> None:
+    """``ca.pem``, and certificates of it for 127.0.0.1: ``server.pem`` and ``client.pem``.
+
+    ``stranger.pem`` is of nobody; each has its ``.key``.
+    """
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make certificates with")
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
+    for name in ("ca", "stranger"):
+        openssl("req", "-x509", *new, "-keyout", f"{name}.key", "-out", f"{name}.pem",
+                "-subj", f"/CN={name}")  # fmt: skip
+    for name in ("server", "client"):
+        openssl("req", "-x509", "-CA", "ca.pem", "-CAkey", "ca.key", *new,
+                "-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}",
+                "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost",
+                "-addext", "basicConstraints=critical,CA:FALSE")  # fmt: skip
+
+
+def client_of(folder: Path, name: str | None) -> ssl.SSLContext:
+    """A client with a certificate of :func:`write_authority`, or none; it trusts ``ca.pem``."""
+    context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    if name is not None:
+        context.load_cert_chain(folder / f"{name}.pem", folder / f"{name}.key")
+    return context
+
+
 def read_trusting(url: str, access: Access) -> bytes:
     """The page at ``url``, by a client that trusts this certificate and no other."""
     trusted = ssl.create_default_context(cafile=str(access.tls_cert))

@@ -152,9 +152,10 @@ class Bucket:
         self.url = f"s3a://{self._bucket.rpartition('/')[2]}"
         self._request("PUT", "")
 
-    def put(self, key: str, data: bytes) -> None:
-        """Add an object."""
-        self._request("PUT", f"/{key}", data)
+    def upload(self, folder: Path, key: str) -> None:
+        """Add the segments below a folder, as objects whose names begin with ``key``."""
+        for file in sorted(folder.rglob("*.parquet")):
+            self._request("PUT", f"/{key}/{file.relative_to(folder)}", file.read_bytes())
 
     def names(self) -> list[str]:
         """The names of all objects."""

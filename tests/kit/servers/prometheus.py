@@ -184,7 +184,7 @@ def expected(store: Store, minute: int) -> dict[Key, float]:
     for metric in store.metrics():
         for value in store.values(metric, start=minute, end=minute):
             labels = {
-                "entity": value.entity_id,
+                "entity_id": value.entity_id,
                 "name": value.entity_name,
                 "kind": kinds[value.entity_id],
                 "layer": ",".join(sorted(value.layers)),

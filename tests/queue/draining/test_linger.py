@@ -9,7 +9,7 @@ import pytest
 from batchmill import BatchQueueSettings, ConfigError, PartitionPolicy, ThreadPolicy
 from tests.kit.queues import Green, Recorder, Red, make_queue, reds
 from tests.kit.threads import WAIT_S, spawn
-from tests.queue.kit import Idler
+from tests.queue.kit import Idler, parked, parked_task
 
 FOREVER_MS = 3_600_000.0
 SHORT_MS = 20.0
@@ -21,15 +21,27 @@ def sizes(recorder: Recorder) -> list[int]:
 
 
 def test_items_of_one_linger_are_one_batch() -> None:
-    """Put one by one, each seen by the drain thread, they come together when the time is over."""
+    """Put one by one, the first seen by the drain thread long before the last: one full batch."""
+    recorder = Recorder()
+    with make_queue(linger_ms=FOREVER_MS, max_batch=50) as queue:
+        queue.add_handler(Red, recorder)
+        parked(queue)
+        for red in reds(50):
+            queue.produce(red)
+            parked_task(queue._core.tasks[0])  # it has seen the item, or sleeps on
+        recorder.wait_for(50)
+        assert sizes(recorder) == [50]
+    assert recorder.items == reds(50)
+
+
+def test_items_wait_no_longer_than_the_linger() -> None:
+    """Less than a batch comes when the time is over, without another item."""
     recorder = Recorder()
     with make_queue(linger_ms=SHORT_MS) as queue:
         queue.add_handler(Red, recorder)
-        for red in reds(50):
-            queue.produce(red)
-        recorder.wait_for(50)
-    assert recorder.items == reds(50)
-    assert len(recorder.batches) < 50
+        queue.produce_many(reds(3))
+        recorder.wait_for(3)
+        assert sizes(recorder) == [3]
 
 
 def test_full_batch_does_not_wait() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from batchmill.oal import load
 from tests.kit.pipelines import (
@@ -168,26 +168,20 @@ def test_waiting_spans_survive_a_restart_between_batches(
 def test_a_settle_waits_for_the_batch_that_was_begun(spark: SparkSession, tmp_path: Path) -> None:
     """Which spans expire is decided after the running batch, never while it is being made."""
     spans = random_spans(9, 80, start=START, days=1)
-    paths = [
-        str(write_segment(tmp_path / "spool", "Span", spans[number::2], str(number)))
-        for number in range(2)
-    ]
+    for number in range(2):
+        write_segment(tmp_path / "spool", "Span", spans[number::2], str(number), number)
     settled: list[object] = []
-    with pipeline(spark, tmp_path, oal=OF_SPANS) as running:
-        with running._claimed(running.name, running.checkpoint) as (writer, _):
-            writer.write(0, paths=lambda: paths[:1])
-            settling = threading.Thread(
-                target=lambda: settled.append(writer.settle(everything=True))
-            )
+    settling = threading.Thread(target=lambda: settled.append(running.settle(everything=True)))
 
-            def order() -> list[str]:
-                settling.start()
-                settling.join(0.2)
-                assert settling.is_alive()
-                return paths[1:]
+    def begin(source: str, rows: DataFrame) -> None:
+        if running.store.counters() and not settling.ident:
+            settling.start()
+            settling.join(0.2)
+            assert settling.is_alive()
 
-            writer.write(1, paths=order)
-            settling.join()
+    with pipeline(spark, tmp_path, oal=OF_SPANS, settings=ONE_AT_A_TIME, on_rows=begin) as running:
+        assert len(running.run_available()) >= 2
+        settling.join()
         actual = contents(running.store)[1]
         let_go = sum(counted(running.store, "unresolved").values())
     whole = spans_to_events(spans)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from tests.kit.pipelines import (
     counted,
     deal,
     differences,
+    endpoint_events,
     expected,
     pipeline,
     stored,
@@ -115,19 +118,69 @@ def test_the_first_to_arrive_counts(spark: SparkSession, tmp_path: Path) -> None
 
 @pytest.mark.system
 def test_the_window_ends(spark: SparkSession, tmp_path: Path) -> None:
-    """By the clock, from the first arrival on; old ids are dropped, the files stay few."""
+    """As time passes, from the first arrival on; old ids are dropped, the files stay few."""
     now = [NOW]
     spool = tmp_path / "spool"
     given_: dict[str, Any] = {"oal": SMALL, "dedup_s": 600, "clock": lambda: now[0]}
     with pipeline(spark, tmp_path, **given_) as running:
-        for number, later in enumerate((0, 599, 601, 700, 720)):
+        for number, later in enumerate((0, 300, 599, 601, 700, 720)):
             now[0] = NOW + later
             rows = [span("1"), span(str(number), trace_id="t2")]
             write_segment(spool, "Span", rows, str(number), number)
             running.run_available()
         # At 601 it counted again, and after that it was that one's double.
-        assert counts(running.store) == (7, 3)
-        assert len(seen(tmp_path)) == 2
+        assert counts(running.store) == (8, 4)
+        assert len(seen(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("days", [40, pytest.param(-40, marks=pytest.mark.system)])
+def test_a_clock_that_is_wrong_for_a_while_forgets_nothing(
+    spark: SparkSession, tmp_path: Path, days: int
+) -> None:
+    """Nor does it keep ids for longer; also where a batch without spans comes first."""
+    wrong = NOW + days * 86_400
+    steps: list[tuple[float, str, list[Row]]] = [
+        (NOW, "Span", [span("1")]),
+        (wrong, "Endpoint", endpoint_events(1)),
+        (wrong + 5, "Span", [span("1"), span("2")]),
+        (NOW + 10, "Span", [span("1"), span("2"), span("3")]),
+    ]
+    now = [NOW]
+
+    def go_on(report: BatchReport | None = None) -> None:
+        if report is not None and not report.stats.segments:
+            return  # a batch in which only time has passed
+        if not steps:
+            running.ask_to_stop()
+            return
+        now[0], source, rows = steps.pop(0)
+        write_segment(tmp_path / "spool", source, rows, str(len(steps)), -len(steps))
+
+    given_: dict[str, Any] = {"oal": SMALL + "e = from(Endpoint.*).count();", "dedup_s": 600}
+    given_ |= {"clock": lambda: now[0], "on_batch": go_on}
+    with pipeline(spark, tmp_path, **given_) as running:
+        go_on()
+        running.start(0.05)
+        running.await_end()
+        # What comes while the clock is behind is from its future.
+        assert counts(running.store) == (3, 3 if days > 0 else 1)
+    with closing(sqlite3.connect(tmp_path / "metrics.db")) as database:
+        arrived_s = [ms / 1000 - NOW for (ms,) in database.execute("SELECT arrived_ms FROM carry")]
+    assert -60 < min(arrived_s) <= max(arrived_s) < 60
+
+
+@pytest.mark.system
+def test_ids_live_through_one_restart(spark: SparkSession, tmp_path: Path) -> None:
+    """However long it took, or the clock says; not through two, or a daily job would keep all."""
+    now = [NOW]
+    given_: dict[str, Any] = {"oal": SMALL, "dedup_s": 600, "clock": lambda: now[0]}
+    for number, again in enumerate(([], [0], [1, 0])):
+        with pipeline(spark, tmp_path, **given_) as running:
+            rows = [span(str(name)) for name in (number, *again)]
+            write_segment(tmp_path / "spool", "Span", rows, str(number), number)
+            running.run_available()
+            assert counts(running.store)[1] == min(number, 1) + (number == 2)
+        now[0] += 40 * 86_400
 
 
 @pytest.mark.system

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from batchmill.spans import compact
 from batchmill.spark import Pipeline
 from batchmill.spark.input.rows import check_spans
-from batchmill.store import Batch, Carry, CommitResult
+from batchmill.store import Batch, CommitResult, StreamFile
 from tests.kit.pipelines import (
     NOW,
     counted,
@@ -81,7 +81,7 @@ class Version1:
         self._drop = drop
 
     def __call__(self, batch: Batch) -> CommitResult:
-        (tick,) = {file.arrived_ms for file in batch.add_carry}
+        (tick,) = {file.arrived_ms for file in batch.add_files}
         checked = check_spans(to_table("Span", self._spans), 2**62).rows
         spans = compact(checked)
         rows = len(spans)
@@ -93,20 +93,20 @@ class Version1:
              for name, kind in zip(SUMMARY.names, SUMMARY.types, strict=True)}
         )  # fmt: skip
         ids = pending.select(["trace_id", "span_id"])
-        batch.add_carry[:] = [
+        batch.add_files[:] = [
             self._write("carry", pending.drop_columns(list(self._drop)), batch.number, tick),
             self._write("seen", ids, batch.number, tick),
         ]
         return self._commit(batch)
 
-    def _write(self, place: str, table: pa.Table, number: int, tick: int) -> Carry:
+    def _write(self, place: str, table: pa.Table, number: int, tick: int) -> StreamFile:
         folder = Path(str(self._checkpoint), place, f"{number}-0123abcd")
         folder.mkdir(parents=True)
         pq.write_table(table.slice(0, 1), folder / "part-00000-x.snappy.parquet")
         pq.write_table(table.slice(1), folder / "part-00001-x.snappy.parquet")
         (folder / ".part-00000-x.snappy.parquet.crc").write_bytes(b"crc")
         (folder / "_SUCCESS").touch()
-        return Carry(f"file:{folder}", number, tick, table.num_rows)
+        return StreamFile(f"file:{folder}", number, tick, table.num_rows)
 
 
 def old_folders(folder: Path) -> list[str]:
@@ -156,12 +156,14 @@ def test_state_of_version_1_is_used_until_it_expires(
         assert counted(running.store, "duplicates") == {("Span", "same trace and span id"): 2}
         assert "carry" not in old_folders(tmp_path)
 
-        now[0] += WINDOW_S
-        write_segment(spool, "Span", [LOST], "3", 3)
-        running.run_available()
+        # From one run to the next, half of the window passes at most.
+        for number, row in enumerate((span("8", trace_id="t8"), LOST), 3):
+            now[0] += WINDOW_S / 2
+            write_segment(spool, "Span", [row], str(number), number)
+            running.run_available()
         assert old_folders(tmp_path) == []
         assert counted(running.store, "duplicates") == {("Span", "same trace and span id"): 2}
-        assert counted(running.store, "rows")["Span", ""] == len(EARLY) + len(PARTNERS) + 2
+        assert counted(running.store, "rows")["Span", ""] == len(EARLY) + len(PARTNERS) + 3
 
 
 def test_ids_of_version_1_are_merged(

@@ -9,17 +9,23 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from batchmill.oal import core_script
 from batchmill.sources import catalog
+from batchmill.spark.batch.job import BatchJob
+from batchmill.store import Store
 from tests.kit.pipelines import (
-    OF_SPANS,
     SMALL,
     START,
     counted,
+    differences,
     endpoint_events,
+    expected_of,
     pipeline,
+    stored,
     write_segment,
 )
 from tests.kit.spark import in_order
+from tests.kit.stores import Backend
 from tests.oracle.generate import random_spans, to_table
 from tests.oracle.spans import spans_to_events
 
@@ -65,14 +71,14 @@ def test_spans_are_given_as_rows_of_event_types(spark: SparkSession, tmp_path: P
     write_segment(tmp_path / "spool", "Span", spans)
     write_segment(tmp_path / "spool", "Span", spans[:20], "1")
     hook = Rows()
-    with pipeline(spark, tmp_path, oal=OF_SPANS, on_rows=hook, dedup_s=600) as running:
+    oal = core_script().read_text("utf-8")  # it reads all event types that spans become
+    with pipeline(spark, tmp_path, oal=oal, on_rows=hook, dedup_s=600) as running:
         running.run_available()
         running.settle(everything=True)
         assert counted(running.store, "rows")["Span", ""] == 60
     wanted = {source: len(rows) for source, rows in spans_to_events(spans).events.items() if rows}
-    given = {source: len(rows) for source, rows in hook.rows.items()}
-    assert given == {source: count for source, count in wanted.items() if source in given}
-    assert {"Service", "ServiceRelation"} <= given.keys()
+    assert {source: len(rows) for source, rows in hook.rows.items()} == wanted
+    assert {"Service", "EndpointRelation", "DatabaseAccess"} <= wanted.keys()
 
 
 def test_a_batch_whose_hook_failed_comes_again(spark: SparkSession, tmp_path: Path) -> None:
@@ -89,4 +95,42 @@ def test_a_batch_whose_hook_failed_comes_again(spark: SparkSession, tmp_path: Pa
         assert counted(running.store, "rows") == {("Endpoint", ""): 30}
     assert hook.calls == {"Endpoint": 2}
     first, second = hook.rows["Endpoint"][:30], hook.rows["Endpoint"][30:]
-    assert sorted(map(repr, first)) == sorted(map(repr, second))
+    assert in_order(first) == in_order(second)
+
+
+class Killed(BaseException):
+    """What a test raises where a process would end without a word."""
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(BatchJob, "run"), (Store, "commit")], ids=["before-the-job", "at-the-end"]
+)
+def test_a_batch_that_died_after_its_hook_comes_again(
+    spark: SparkSession,
+    tmp_path: Path,
+    backend: Backend,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    name: str,
+) -> None:
+    """With the same rows, which count once; also if tasks had committed them to PostgreSQL."""
+    events = endpoint_events(30)
+    write_segment(tmp_path / "spool", "Endpoint", events)
+    hook = Rows()
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, die)
+        with pipeline(spark, tmp_path, oal=SMALL, on_rows=hook, store=backend.url) as running:
+            with pytest.raises(Killed):
+                running.run_available()
+            assert counted(running.store, "rows") == {}
+    with pipeline(spark, tmp_path, oal=SMALL, on_rows=hook, store=backend.url) as running:
+        running.run_available()
+        assert counted(running.store, "rows") == {("Endpoint", ""): 30}
+        assert differences(stored(running.store), expected_of(events)) == []
+    assert hook.calls == {"Endpoint": 2}
+    first, second = hook.rows["Endpoint"][:30], hook.rows["Endpoint"][30:]
+    assert in_order(first) == in_order(second)

@@ -24,6 +24,7 @@ from tests.oracle.catalog import Row
 
 OAL = "ep = from(Endpoint.*).count();"
 TOO_MANY = "too many new entities in a minute"
+STORE_FULL = "too many entities in the store"
 LIMIT = 20
 
 
@@ -104,7 +105,7 @@ def test_batches_of_a_minute_have_one_limit_together(
 
 
 def test_known_entities_are_not_limited(spark: SparkSession, tmp_path: Path, url: str) -> None:
-    """All 60 endpoints are there before; then only the new ones are too many."""
+    """All 60 endpoints are there before; then only the new ones are too many, for the store."""
     write_segment(tmp_path / "spool", "Endpoint", events(0, 60), "0", 0)
     free = settings(max_new_entities=0)
     with pipeline(spark, tmp_path, oal=OAL, store=url, settings=free) as running:
@@ -112,11 +113,13 @@ def test_known_entities_are_not_limited(spark: SparkSession, tmp_path: Path, url
         assert len(names(running.store)) == 60
         assert counted(running.store, "overflow") == {}
     write_segment(tmp_path / "spool", "Endpoint", events(0, 460), "1", 1)
-    with pipeline(spark, tmp_path, oal=OAL, store=url, settings=settings()) as running:
+    full = settings(max_entities=70)
+    with pipeline(spark, tmp_path, oal=OAL, store=url, settings=full) as running:
         running.run_available()
         named = {value.entity_name: value.value for value in running.store.values("ep")}
         assert {named[f"/e{n:04}"] for n in range(60)} == {2}
-        assert len(named) <= 60 + LIMIT + 1
+        assert len(names(running.store)) <= 70 + 1
+        assert ("Endpoint", STORE_FULL) in counted(running.store, "overflow")
         assert total(running.store) == 520
 
 
@@ -136,13 +139,15 @@ def crashing(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
         yield patch
 
 
+@pytest.mark.parametrize("export", [False, True])
 def test_a_batch_that_is_repeated_counts_once(
-    spark: SparkSession, tmp_path: Path, url: str, crashing: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, url: str, crashing: pytest.MonkeyPatch, export: bool
 ) -> None:
     """Parts that were committed keep their names, for exporters as well."""
     write_segment(tmp_path / "spool", "Endpoint", events(0, 500))
     options: dict[str, Any] = {"oal": OAL, "store": url, "settings": settings()}
-    options["outbox"] = OutboxSettings()
+    if export:
+        options["outbox"] = OutboxSettings()
     with pytest.raises(Crash), pipeline(spark, tmp_path, **options) as running:
         running.run_available()
     crashing.undo()
@@ -152,7 +157,8 @@ def test_a_batch_that_is_repeated_counts_once(
         assert total(store) == 500
         assert len(names(store) - {"overflow"}) <= LIMIT
         values = {(value.bucket, value.entity_id): value.value for value in store.values("ep")}
-        assert listed_changes(store, tmp_path / "checkpoint", "ep") == values
+        if export:
+            assert listed_changes(store, tmp_path / "checkpoint", "ep") == values
         (rows,) = counted(store, "overflow").values()
         assert rows == 500 - len(names(store) - {"overflow"})
 

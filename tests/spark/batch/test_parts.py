@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from batchmill.spans import hash64
-from batchmill.spark import Pipeline
+from batchmill.spark import BatchReport, Pipeline
 from batchmill.spark.batch import maker
 from batchmill.spark.batch.job import BatchJob
 from tests.kit.pipelines import (
@@ -53,7 +55,9 @@ def divide(monkeypatch: pytest.MonkeyPatch, parts: int, tasks: int | None = None
     if tasks is not None:
         monkeypatch.setattr(BatchJob, "_tasks", lambda *given: tasks)
         monkeypatch.setattr(
-            BatchJob, "_slices", lambda job, paths: [paths[at::tasks] for at in range(tasks)]
+            BatchJob,
+            "_slices",
+            lambda job, paths, readers: [paths[at::tasks] for at in range(tasks)],
         )
 
 
@@ -114,6 +118,38 @@ def test_state_of_another_number_of_parts_counts(
             if number == 4:
                 running.settle(everything=True)
                 check(running)
+
+
+def test_executors_that_come_later_get_their_share(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the next batch; those that go are not waited for, but the parts stay."""
+    cores, tasks = iter((2, 12, 3)), []
+    now = [next(cores)]
+    monkeypatch.setattr(SparkContext, "defaultParallelism", property(lambda _: now[0]))
+    choose = BatchJob._tasks
+
+    def noted(*given: Any) -> int:
+        tasks.append(choose(*given))
+        return tasks[-1]
+
+    monkeypatch.setattr(BatchJob, "_tasks", noted)
+    deal({"Span": [*SPANS, *AGAIN]}, tmp_path / "spool", 3, seed=4)
+    write_segment(tmp_path / "spool", "Endpoint", EVENTS, "0")
+
+    def change(report: BatchReport) -> None:
+        now[0] = next(cores, 3)
+
+    with pipeline(
+        spark, tmp_path, oal=OAL, settings=ONE_AT_A_TIME, dedup_s=600, on_batch=change
+    ) as running:
+        running.run_available()
+        books = (tmp_path / "checkpoint" / "books.jsonl").read_text().splitlines()
+        running.settle(everything=True)
+        check(running)
+    plans = [line for line in map(json.loads, books) if "plan" in line]
+    assert [plan["parts"] for plan in plans] == [16, 48, 48, 48]
+    assert tasks[:3] == [2, 12, 3]
 
 
 def test_a_batch_of_one_trace_loses_nothing_of_the_others(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark")
+pytest.importorskip("uvicorn")
 
 from pyspark.sql import SparkSession
 
+from batchmill.oal import core_script
 from batchmill.sources import Grain, service_id
 from batchmill.spark import PipelineError
 from batchmill.store import Store
@@ -25,23 +29,37 @@ from tests.kit.pipelines import (
     differences,
     expected,
     pipeline,
+    sqlite,
     stored,
     write_segment,
 )
-from tests.kit.spark import span
+from tests.kit.spark import EPOCH, span
 from tests.oracle.generate import random_spans
 from tests.oracle.spans import spans_to_events
+from tests.web.kit import serving
 
 RELATIONS = """
 rel = from(ServiceRelation.*).cpm();
 rel_time = from(ServiceRelation.latency).longAvg();
 """
 MINUTE_US = 60_000_000
+CALLS = "seen = from(ServiceRelation.*).filter(detectPoint == DetectPoint.CLIENT).count();"
+OUTSIDE = {"server.address": "api.pay.org", "server.port": "443"}
+LEGACY = {"server.address": "legacy", "server.port": "8080"}
 
 
 def pending(folder: Path) -> list[Path]:
     """The files of pending spans that there are."""
     return sorted((folder / "checkpoint" / "state").glob("*/pending"))
+
+
+def calls(store: Store, host: str = "api.pay.org:443") -> list[int]:
+    """Calls to the host, and to the service that answers for it, as the caller saw them."""
+    counts: Counter[str] = Counter()
+    for value in store.values("seen", grain=Grain.DAY):
+        assert isinstance(value.value, int)
+        counts[value.entity_id.partition("-")[2]] += value.value
+    return [counts[service_id(host, normal=False)], counts[service_id("pay", normal=True)]]
 
 
 def test_how_long_a_backfill_takes_decides_nothing(spark: SparkSession, tmp_path: Path) -> None:
@@ -67,34 +85,115 @@ def test_a_host_outside_is_counted_at_once_until_it_answers(
 ) -> None:
     """In the batch that its call comes in; what has answered is known after a restart, too."""
     spool = tmp_path / "spool"
-    outside = {"server.address": "api.pay.org", "server.port": "443"}
-    callees = service_id("api.pay.org:443", normal=False), service_id("pay", normal=True)
-
-    def calls(store: Store) -> list[int]:
-        """Calls to the host, and to the service, as the caller saw them."""
-        counts: Counter[str] = Counter()
-        for value in store.values("seen", grain=Grain.DAY):
-            assert isinstance(value.value, int)
-            counts[value.entity_id.partition("-")[2]] += value.value
-        return [counts[id_] for id_ in callees]
-
-    oal = "seen = from(ServiceRelation.*).filter(detectPoint == DetectPoint.CLIENT).count();"
-    first = span("1", "CLIENT", attributes=outside)
+    first = span("1", "CLIENT", attributes=OUTSIDE)
     answer = span("2", parent_span_id="1", service="pay")
-    with pipeline(spark, tmp_path, oal=oal) as running:
+    with pipeline(spark, tmp_path, oal=CALLS) as running:
         write_segment(spool, "Span", [first], "0")
         running.run_available()
         assert calls(running.store) == [1, 0]
         write_segment(spool, "Span", [answer], "1", 1)
         running.run_available()
         assert calls(running.store) == [1, 0]
-    with pipeline(spark, tmp_path, oal=oal) as running:
+    with pipeline(spark, tmp_path, oal=CALLS) as running:
         write_segment(spool, "Span", [first | {"trace_id": "t2"}], "2", 2)
         running.run_available()
         assert calls(running.store) == [1, 0]
         write_segment(spool, "Span", [answer | {"trace_id": "t2"}], "3", 3)
         running.run_available()
         assert calls(running.store) == [1, 1]
+
+
+class Crash(BaseException):
+    """The end of a process before its commit."""
+
+
+def test_a_silent_host_is_remembered_until_it_answers(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After restarts; and a batch that is run again counts the same calls at once."""
+    now = [NOW]
+    written = 0
+
+    @contextlib.contextmanager
+    def running() -> Iterator[Callable[..., list[int]]]:
+        """A run, as a function: a batch of spans, 400 s after the one before; all calls then.
+
+        Without spans it is the batch that broke off.
+        """
+        with pipeline(spark, tmp_path, oal=CALLS, clock=lambda: now[0]) as started:
+
+            def batch(*spans: dict[str, Any]) -> list[int]:
+                nonlocal written
+                if spans:
+                    now[0] += 400
+                    write_segment(tmp_path / "spool", "Span", spans, str(written), written)
+                    written += 1
+                started.run_available()
+                return calls(started.store, "legacy:8080")
+
+            yield batch
+
+    def call(trace: int) -> dict[str, Any]:
+        return span("1", "CLIENT", trace_id=f"t{trace}", attributes=LEGACY)
+
+    def answer(trace: int) -> dict[str, Any]:
+        return span("2", trace_id=f"t{trace}", parent_span_id="1", service="pay")
+
+    def crash(*_: Any) -> None:
+        raise Crash
+
+    with running() as batch:
+        assert [batch(call(0)), batch(call(1)), batch(call(2))] == [[0, 0], [1, 0], [2, 0]]
+    for trace in (3, 4):  # the batch that learns it, and the first that knows it
+        with running() as batch, monkeypatch.context() as patch:
+            patch.setattr(Store, "commit", crash)
+            with pytest.raises(Crash):
+                batch(call(trace))
+        with running() as batch:
+            assert batch() == ([3, 0] if trace == 3 else [5, 0])
+    with running() as batch:
+        assert batch(answer(4)) == [5, 0]
+    with running() as batch:
+        assert batch(call(5)) == [5, 0]
+        assert batch(answer(5)) == [5, 1]
+
+
+def test_calls_that_did_not_wait_tell_nothing_of_their_host(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """All spans are given up at once when somebody asks for that; the next call waits."""
+    with pipeline(spark, tmp_path, oal=CALLS) as running:
+        for number in range(4):
+            one = span("1", "CLIENT", trace_id=f"t{number}", attributes=LEGACY)
+            write_segment(tmp_path / "spool", "Span", [one], str(number), number)
+            running.run_available()
+            assert calls(running.store, "legacy:8080") == [number, 0]
+            assert running.settle(everything=True) is not None
+
+
+def test_a_database_and_a_cache_are_on_the_map_with_the_first_commit(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """So is a host outside; a host that is not public waits for who serves the call."""
+    places = {
+        "db": {"db.system.name": "postgresql", "server.address": "orders-db"},
+        "cache": {"db.system.name": "redis", "server.address": "redis"},
+        "outside": OUTSIDE,
+        "legacy": LEGACY,
+    }
+    spans = [span(id_, "CLIENT", attributes=place) for id_, place in places.items()]
+    write_segment(tmp_path / "spool", "Span", spans, "0")
+    core = core_script().read_text("utf-8").splitlines()
+    oal = "\n".join(line for line in core if line.startswith("service_relation_client_"))
+    with pipeline(spark, tmp_path, oal=oal) as running:
+        assert len(running.run_available()) == 1
+    start_s = int(EPOCH.timestamp())
+    with serving(sqlite(tmp_path)) as client:
+        seen = client.get("/api/v1/topology", from_=start_s, to=start_s + 60)
+    names = {node["id"]: node["name"] for node in seen["nodes"]}
+    edges = {(names[edge["from"]], names[edge["to"]]) for edge in seen["edges"]}
+    called = ("orders-db:5432", "redis:6379", "api.pay.org:443")
+    assert edges == {("shop", place) for place in called}
 
 
 def test_lateness_is_that_of_spans_as_they_come(spark: SparkSession, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import SparkSession
 
+from batchmill.spark.input.spool import SpoolInput
 from tests.kit.pipelines import (
     OF_SPANS,
     SMALL,
@@ -21,6 +23,7 @@ from tests.kit.pipelines import (
     pipeline,
     write_segment,
 )
+from tests.kit.threads import WAIT_S
 from tests.oracle.catalog import Row
 from tests.oracle.generate import random_spans
 from tests.spark.kit import JobLog, OpenLog
@@ -74,6 +77,30 @@ def test_a_batch_of_events_reads_each_segment_once(spark: SparkSession, tmp_path
         running.run_available()
         assert log.opened() == {f"{number}.parquet": 1 for number in range(3)}
         assert jobs.count() == 1
+
+
+def test_a_look_that_sees_nothing_to_do_is_no_job(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though spans wait for a partner, and ids of counted ones are kept."""
+    looks = threading.Semaphore(0)
+    look = SpoolInput.look
+
+    def noted(source: SpoolInput, *, patient: bool) -> None:
+        look(source, patient=patient)
+        looks.release()
+
+    monkeypatch.setattr(SpoolInput, "look", noted)
+    write_segment(tmp_path / "spool", "Span", SPANS[:100])
+    with pipeline(spark, tmp_path, oal=OAL, dedup_s=600.0) as running:
+        running.run_available()
+        assert looks.acquire(timeout=WAIT_S)
+        assert list((tmp_path / "checkpoint" / "state").iterdir())
+        jobs = JobLog(spark)
+        running.start(0.01)
+        for _ in range(3):  # what follows a look has ended when the next one begins
+            assert looks.acquire(timeout=WAIT_S)
+        assert jobs.count() == 0
 
 
 def test_a_second_read_would_be_noticed(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -29,13 +32,13 @@ from batchmill.aggregate import (
 from batchmill.oal import load
 from batchmill.spark import PipelineError, PipelineSettings
 from batchmill.spark.batch import read_step
-from batchmill.spark.batch.plan import Limits, Shipped, TaskPlan
-from batchmill.spark.batch.read_step import ReadFrameStep, ReadStep
+from batchmill.spark.batch.plan import Limits, PickledPlan, TaskPlan
+from batchmill.spark.batch.read_step import ReadStep
 from batchmill.spark.batch.report import TaskReport
 from batchmill.spark.batch.writer import aggregators_for
 from batchmill.spark.shuffle import Blob, Kind, read_blobs
-from tests.kit.events import segments
-from tests.kit.files import no_more_files
+from tests.kit.events import SpanTable, encode, joined_spans, segments, spans
+from tests.kit.files import ROOT, no_more_files
 from tests.kit.pipelines import (
     NOW,
     SMALL,
@@ -52,13 +55,13 @@ TOO_LATE = datetime.fromtimestamp(NOW, UTC) + timedelta(hours=2)
 SETTINGS = PipelineSettings()
 
 
-def shipped(oal: str) -> Shipped:
+def shipped(oal: str) -> PickledPlan:
     """What the tasks of a pipeline with this script get; traces and entities are in four parts."""
     metrics = load(oal)
     plan = TaskPlan(
         metrics.catalog, aggregators_for(metrics, SETTINGS), frozenset(), SETTINGS, parts=4
     )
-    return Shipped(plan)
+    return PickledPlan(plan)
 
 
 def aggregator(oal: str = SMALL, source: str = "Endpoint") -> Aggregator:
@@ -218,6 +221,48 @@ def test_spans_are_divided_by_trace(tmp_path: Path) -> None:
     assert answer.report == TaskReport(segments=2, spans=60)
 
 
+READING = """
+import sys
+from pathlib import Path
+from tests.spark.batch.test_read_step import SPANS_OAL, read
+for name in sys.argv[1:]:
+    folder = Path(name)
+    answer = read([folder / "Span" / "0.parquet"], SPANS_OAL, folder / "staging")
+    status = Path("/proc/self/status").read_text()
+    peak = next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))
+    print(answer.report.spans, sum(answer.report.counters.values()), int(peak) // 1024)
+    del answer
+"""
+SPANS_OAL = "c = from(Service.*).count(); e = from(Endpoint.latency).longAvg();"
+
+
+def test_a_large_resource_is_not_copied_for_each_of_its_spans(tmp_path: Path) -> None:
+    """Also not for invalid ones: a segment of 2,000 spans that has a gigabyte with the copies."""
+    count = 2000
+    usual = {"service.name": "shop", **{f"key {n}": f"{n}" for n in range(20)}}
+    large = {f"key {n}": f"{n}".ljust(4096, "x") for n in range(127)}
+    folders: list[Path] = []
+    for resource, ids in itertools.product((usual, large), ({}, {"span_id": [None] * count})):
+        batch = spans(range(count), resource=[resource] * count, **ids)
+        folders.append(tmp_path / str(len(folders)))
+        path = folders[-1] / "Span" / "0.parquet"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(encode(joined_spans([SpanTable(batch)])))
+    # In a process of its own, whose peak is that of these segments.
+    done = subprocess.run(
+        [sys.executable, "-c", READING, *map(str, folders)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    figures = [[int(number) for number in line.split()] for line in done.stdout.splitlines()]
+    assert [tuple(counts) for *counts, _ in figures] == [(count, 0), (0, count)] * 2
+    _, usual_mib, _, large_mib = (mib for *_, mib in figures)
+    assert large_mib - usual_mib < 150
+
+
 def test_bad_segments_are_reported(tmp_path: Path) -> None:
     """With the reason, and with their rows where the footer still tells; the others are read."""
     rows = endpoint_events(30)
@@ -309,6 +354,23 @@ def test_invalid_rows_are_written_with_their_reason(tmp_path: Path) -> None:
     assert answer.deltas() == made_of(rows[2:])
 
 
+def test_invalid_spans_are_written_with_plain_texts(tmp_path: Path) -> None:
+    """Though tasks have texts that repeat, also those in maps, once."""
+    table = to_table("Span", random_spans(3, 40, start=START, days=1))
+    (tmp_path / "Span").mkdir()
+    table = table.set_column(
+        table.column_names.index("span_id"), "span_id", pa.nulls(len(table), pa.string())
+    )
+    pq.write_table(table, tmp_path / "Span" / "0.parquet", row_group_size=30)
+    answer = read(segments(tmp_path), staging=tmp_path / "staging")
+    ((_, file),) = answer.report.invalid
+    written = pq.ParquetFile(file).read()
+    plain = pa.map_(pa.string(), pa.string())
+    types = {"name": pa.string(), "resource": plain, "attributes": plain}
+    assert {name: written.schema.field(name).type for name in types} == types
+    assert written.select(types).to_pylist() == table.select(types).to_pylist()
+
+
 def test_a_quarantine_that_cannot_be_written_is_a_fault(tmp_path: Path) -> None:
     """Of neither the segment nor the task, which would run again."""
     rows = endpoint_events(10)
@@ -319,9 +381,6 @@ def test_a_quarantine_that_cannot_be_written_is_a_fault(tmp_path: Path) -> None:
     why = f"rows of Endpoint must be written, but {staging.parent} cannot be"
     with pytest.raises(PipelineError, match=why):
         read(segments(tmp_path), staging=staging)
-    step = ReadFrameStep(shipped(SMALL), limits(staging), "Endpoint")
-    with pytest.raises(PipelineError, match=why):
-        list(step(table.to_batches()))
 
 
 def test_an_event_type_that_no_metric_reads_is_counted(tmp_path: Path) -> None:
@@ -392,17 +451,3 @@ def test_a_description_that_is_not_ours_is_no_reason_to_fail(
         pa.table({"a": [1]}).replace_schema_metadata({b"batchmill.deltas": content}), path
     )
     assert read([path]).reasons == {"0": "unknown source"}
-
-
-def test_rows_of_a_frame_are_as_those_of_a_segment(tmp_path: Path) -> None:
-    """The same blobs, however the frame is cut; there is no segment to count."""
-    rows = endpoint_events(30)
-    table = with_column(rows, "latency", [None, *(row["latency"] for row in rows[1:])], pa.int32())
-    write_table(tmp_path, "0", table)
-    of_segment = read(segments(tmp_path), staging=tmp_path / "staging")
-    step = ReadFrameStep(shipped(SMALL), limits(tmp_path / "staging"), "Endpoint")
-    of_frame = Answer(list(read_blobs(step(table.to_batches(max_chunksize=7)))))
-    assert of_frame.deltas() == of_segment.deltas() == made_of(rows[1:])
-    assert of_frame.report.counters == of_segment.report.counters
-    assert of_frame.report.events == of_segment.report.events
-    assert (of_frame.report.segments, of_segment.report.segments) == (0, 1)

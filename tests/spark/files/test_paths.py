@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,13 +18,16 @@ from batchmill.spark.files.paths import (
     append,
     copy_file,
     create_whole,
+    entries_in,
     is_empty,
     is_uri,
     parse_path,
+    remove_stale_temporaries,
     remove_tree,
     segments_in,
     write_whole,
 )
+from batchmill.spark.input.books import NAME, Account, Books, Plan, read_account
 from tests.kit.pipelines import pipeline, write_segment
 from tests.kit.servers.hadoop import Hdfs, names_in
 
@@ -86,7 +90,7 @@ def test_a_uri_without_a_path_is_refused(text: str) -> None:
 
 def test_an_outbox_needs_a_local_checkpoint(tmp_path: Path, spark: SparkSession) -> None:
     """Exporters read it there; it is said before anything is written."""
-    with pytest.raises(ConfigError, match=r"outbox.*exporters"):
+    with pytest.raises(ConfigError, match=r"checkpoint='hdfs://nowhere.*outbox.*exporters"):
         pipeline(spark, tmp_path, checkpoint="hdfs://nowhere/checkpoint", outbox=True)
     with pytest.raises(ConfigError, match="outside hdfs://nowhere/spool"):
         pipeline(
@@ -110,16 +114,18 @@ def test_a_missing_file_system_is_explained(
         pipeline(spark, tmp_path, spool=folder, checkpoint=tmp_path / "checkpoint")
 
 
-@pytest.fixture(params=["local", "hdfs"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> AnyPath:
-    """An empty folder, once of each kind."""
+@pytest.fixture(
+    params=["local", pytest.param("hdfs", marks=pytest.mark.system), "through the JVM"],
+)
+def folder(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> AnyPath:
+    """An empty folder, once of each kind; also a local one through the JVM."""
     if request.param == "local":
         return tmp_path / "folder"
-    spark, hdfs = (request.getfixturevalue(name) for name in ("spark", "hdfs"))
-    return HadoopPath(hdfs.new_folder(), lambda: spark)
+    if request.param == "hdfs":
+        return HadoopPath(request.getfixturevalue("hdfs").new_folder(), lambda: spark)
+    return HadoopPath(f"file:{tmp_path}/folder", lambda: spark)
 
 
-@pytest.mark.system
 def test_both_kinds_of_paths_do_the_same(folder: AnyPath, tmp_path: Path) -> None:
     """Whole files, appended lines, folders that are listed and removed, and the errors."""
     file = folder / "ü {a}*.json"
@@ -158,7 +164,6 @@ def test_both_kinds_of_paths_do_the_same(folder: AnyPath, tmp_path: Path) -> Non
     assert not folder.exists()
 
 
-@pytest.mark.system
 def test_segments_of_both_kinds_of_folders(folder: AnyPath) -> None:
     """At any depth; hidden ones are not listed, known ones only by their names."""
     assert segments_in(folder) == (set(), [])
@@ -175,6 +180,57 @@ def test_segments_of_both_kinds_of_folders(folder: AnyPath) -> None:
         (f"{folder}/{name}", 5) for name in names[1:]
     ]
     assert all(segment.mtime > 1_700_000_000 for segment in new)
+
+
+def test_what_killed_processes_have_left_is_removed_or_written_over(
+    folder: AnyPath, tmp_path: Path
+) -> None:
+    """At the next start, once nobody is about to rename it; a copy is made again."""
+    source = tmp_path / "made.parquet"
+    source.write_bytes(b"whole")
+    folder.mkdir()
+    for name in (".batchmill.json.1f.tmp", ".a.parquet.tmp", ".a.parquet.part", "c.tmp"):
+        write_whole(folder / name, b"part")
+    copy_file(source, folder / "a.parquet")
+    assert (folder / "a.parquet").read_bytes() == b"whole"
+    with pytest.raises(FileNotFoundError):
+        copy_file(tmp_path / "missing", folder / "b.parquet")
+
+    remove_stale_temporaries(folder)
+    left = {entry.path.name for entry in entries_in(folder)}
+    assert left - {".a.parquet.tmp", ".a.parquet.part"} == {
+        *(".batchmill.json.1f.tmp", "a.parquet", "c.tmp"),
+    }
+    assert len(left) == 4, "one of the copy's own names was written over"
+
+    later_s = time.time() + 90
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(time, "time", lambda: later_s)
+        remove_stale_temporaries(folder)
+    left = {entry.path.name for entry in entries_in(folder)}
+    assert left - {".a.parquet.part"} == {"a.parquet", "c.tmp"}
+    remove_stale_temporaries(folder / "missing")
+
+
+@pytest.mark.system
+def test_books_stay_small_through_the_jvm(tmp_path: Path, spark: SparkSession) -> None:
+    """As local ones: what is done and gone from the spool is left out from time to time."""
+    folder = HadoopPath(f"file:{tmp_path}", lambda: spark)
+    books = Books(folder, Account())
+    books.open()
+    sizes = []
+    for number in range(30):
+        names = [f"hdfs://namenode/spool/Span/{number:020}-{at}.parquet" for at in range(400)]
+        books.begin(Plan(number, 1.0, 8, tuple(names)))
+        books.finish(number)
+        books.forget(names)
+        sizes.append((tmp_path / NAME).stat().st_size)
+    assert sizes != sorted(sizes)
+    assert max(sizes) < 300_000
+    assert {path.name for path in tmp_path.iterdir()} == {NAME, f".{NAME}.crc"}
+    account = read_account(folder)
+    assert account is not None
+    assert (account.done, account.segments) == (29, 12_000)
 
 
 def test_the_default_host_is_filled_in(spark: SparkSession, hdfs: Hdfs, tmp_path: Path) -> None:

@@ -13,10 +13,12 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from batchmill.spans import MOST_HOSTS, KnownHosts
 from batchmill.spark import PipelineError
 from batchmill.spark.files.state import (
     StateFiles,
     check_files,
+    clock_step,
     expired_ids,
     ids_to_merge,
     is_old,
@@ -28,15 +30,36 @@ from batchmill.spark.files.state import (
     publish,
     remove_unused,
 )
-from batchmill.spark.files.statefiles import StateKind, write_state
-from batchmill.store import Carry
+from batchmill.spark.files.statefiles import StateKind, write_hosts, write_state
+from batchmill.store import StreamFile
 from tests.kit.files import small_disk
 
 OLD = {StateKind.PENDING: "carry", StateKind.IDS: "seen"}
 """The folders of version 1."""
 
 
-def state_file(checkpoint: Path, kind: StateKind, rows: int = 3, name: str = "1-abc-8") -> Carry:
+@pytest.mark.parametrize(
+    ("moved_s", "passed_s", "step_s"),
+    [
+        (5.0, 5.0, 0.0),
+        (300_000.0, 300_000.0, 0.0),
+        (155.0, 5.0, 0.0),
+        (156.0, 5.0, 151.0),
+        (-146.0, 5.0, -151.0),
+        (300.0, None, 0.0),
+        (451.0, None, 151.0),
+        (300_000.0, None, 299_700.0),
+        (-151.0, None, -151.0),
+    ],
+)
+def test_how_far_a_clock_was_set(moved_s: float, passed_s: float | None, step_s: float) -> None:
+    """Up to a quarter of the window does not matter; a restart takes half of it at most."""
+    assert clock_step(moved_s, passed_s, 600.0) == step_s
+
+
+def state_file(
+    checkpoint: Path, kind: StateKind, rows: int = 3, name: str = "1-abc-8"
+) -> StreamFile:
     """A file as a batch publishes it: of two tasks, one of which kept a single row."""
     target = checkpoint / "state" / name
     tables = [{0: ["t"] * (rows - 2), 4: ["t"]}, {1: ["t"]}]
@@ -52,30 +75,30 @@ def state_file(checkpoint: Path, kind: StateKind, rows: int = 3, name: str = "1-
     return file
 
 
-def old_file(checkpoint: Path, kind: StateKind, rows: int = 3, name: str = "1-abc") -> Carry:
+def old_file(checkpoint: Path, kind: StateKind, rows: int = 3, name: str = "1-abc") -> StreamFile:
     """A file as version 1 wrote it: a row of it is a span."""
     target = checkpoint / OLD[kind] / name
     target.mkdir(parents=True)
     pq.write_table(pa.table({"trace_id": ["t"] * rows}), target / "part-0.parquet")
     (target / "_SUCCESS").touch()
-    return Carry(f"file:{target}", 1, 0, rows)
+    return StreamFile(f"file:{target}", 1, 0, rows)
 
 
-def folder_of(file: Carry) -> Path:
+def folder_of(file: StreamFile) -> Path:
     """Where a file lies."""
     return Path(file.path.removeprefix("file:"))
 
 
-def grown(batches: int, *, expire: bool, every_ms: int = 1000) -> tuple[list[Carry], int]:
+def grown(batches: int, *, expire: bool, every_ms: int = 1000) -> tuple[list[StreamFile], int]:
     """The files after so many batches of 10 rows, and how many rows were written for them."""
-    alive: list[Carry] = []
+    alive: list[StreamFile] = []
     written = 0
     for number in range(batches):
         tick = number * every_ms
         merged = pending_to_merge(alive, tick=tick, wait_ms=80_000, expire=expire)
         rows = 10 + sum(file.rows for file in merged)
         alive = [file for file in alive if file not in merged]
-        alive.append(Carry(f"file:/{number}", number, tick, rows))
+        alive.append(StreamFile(f"file:/{number}", number, tick, rows))
         written += rows
     assert sum(file.rows for file in alive) == 10 * batches
     return alive, written
@@ -101,7 +124,7 @@ def test_a_backfill_has_few_files_however_long_it_takes(every_ms: int) -> None:
 def grown_ids(batches: int, *, expire: bool, every_ms: int, rows: int = 10) -> tuple[int, int]:
     """The most files of ids that there were at a time, and how often an id was written."""
     window_ms = 600_000
-    alive: list[Carry] = []
+    alive: list[StreamFile] = []
     most = written = 0
     for number in range(batches):
         tick = number * every_ms
@@ -112,7 +135,7 @@ def grown_ids(batches: int, *, expire: bool, every_ms: int, rows: int = 10) -> t
         merged = ids_to_merge(alive, tick=tick, window_ms=window_ms, expire=expire)
         total = rows + sum(file.rows for file in merged)
         alive = [file for file in alive if file not in merged]
-        alive.append(Carry(f"file:/{number}", number, tick, total))
+        alive.append(StreamFile(f"file:/{number}", number, tick, total))
         written += total
         most = max(most, len(alive))
     if not expire:
@@ -137,7 +160,7 @@ def test_files_of_ids_of_a_backfill_stay_few() -> None:
 
 def test_no_id_is_kept_much_longer_than_its_window() -> None:
     """Files are merged within a quarter of the window only."""
-    old, *new = (Carry(f"file:/{ms}", 0, ms, 10) for ms in (149_999, 150_000, 150_001))
+    old, *new = (StreamFile(f"file:/{ms}", 0, ms, 10) for ms in (149_999, 150_000, 150_001))
     assert ids_to_merge([old, *new], tick=150_002, window_ms=600_000, expire=True) == new
     assert ids_to_merge([old, new[0]], tick=150_001, window_ms=600_000, expire=True) == []
     assert expired_ids([old, *new], 749_999, 600_000) == [old]
@@ -159,7 +182,7 @@ def test_files_are_told_apart_by_their_folders(
     path: str, kind: StateKind, name: str, old: bool
 ) -> None:
     """Whatever the checkpoint is called."""
-    file = Carry(path, 3, 0, 1)
+    file = StreamFile(path, 3, 0, 1)
     assert (kind_of(file), name_of(file), is_old(file)) == (kind, name, old)
     files = StateFiles.of([file])
     assert (file in files.pending, file in files.ids) == (
@@ -172,7 +195,7 @@ def test_a_name_says_into_how_many_parts_traces_are_divided() -> None:
     """And is another one each time: a batch that is run again does not touch the first files."""
     first, second = (new_name(7, 12) for _ in range(2))
     assert first != second
-    assert parts_of(Carry(f"file:/x/state/{first}/ids", 7, 0, 1)) == 12
+    assert parts_of(StreamFile(f"file:/x/state/{first}/ids", 7, 0, 1)) == 12
 
 
 def test_all_of_a_file_is_made_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,10 +240,10 @@ KINDS = pytest.mark.parametrize(
 
 
 @WRITERS
-def test_whole_files_pass(tmp_path: Path, write: Callable[..., Carry]) -> None:
+def test_whole_files_pass(tmp_path: Path, write: Callable[..., StreamFile]) -> None:
     """Also those that lie where this machine cannot look."""
     files = [write(tmp_path, kind) for kind in OLD]
-    check_files([*files, Carry("s3://bucket/state/1-abc-8/ids", 1, 0, 5)])
+    check_files([*files, StreamFile("s3://bucket/state/1-abc-8/ids", 1, 0, 5)])
 
 
 def data(folder: Path) -> list[Path]:
@@ -263,7 +286,7 @@ def shorten(folder: Path) -> None:
 )
 def test_state_that_is_lost_is_reported(
     tmp_path: Path,
-    write: Callable[..., Carry],
+    write: Callable[..., StreamFile],
     kind: StateKind,
     words: str,
     fate: str,
@@ -281,11 +304,16 @@ def test_state_that_is_lost_is_reported(
 @KINDS
 @pytest.mark.parametrize("actual", [2, 4])
 def test_state_of_another_size_is_reported(
-    tmp_path: Path, write: Callable[..., Carry], kind: StateKind, words: str, fate: str, actual: int
+    tmp_path: Path,
+    write: Callable[..., StreamFile],
+    kind: StateKind,
+    words: str,
+    fate: str,
+    actual: int,
 ) -> None:
     """Some rows are gone, or somebody else's are there."""
     written = write(tmp_path, kind, actual)
-    file = Carry(written.path, written.batch, written.arrived_ms, 3)
+    file = StreamFile(written.path, written.batch, written.arrived_ms, 3)
     with pytest.raises(PipelineError, match=f"{words} .*it holds {actual}.*{fate}"):
         check_files([file])
 
@@ -320,9 +348,43 @@ def test_files_that_no_commit_names_are_removed(tmp_path: Path) -> None:
     assert left(tmp_path) == {"seen/1-used"}
     remove_unused(tmp_path, [])
     assert left(tmp_path) == set()
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+
+
+def test_what_tasks_left_that_were_run_again_is_removed(tmp_path: Path) -> None:
+    """Beside what is in use; the hosts may be in use for ever."""
+    hosts = state_file(tmp_path, StateKind.IDS, name="1-a-8")
+    piece = write_state(StateKind.IDS, {0: pa.table({"trace_id": ["t"]})}, folder_of(hosts).parent)
+    assert Path(piece.path).exists()
+    remove_unused(tmp_path, [hosts])
+    assert not Path(piece.path).exists()
+    check_files([hosts])
+    assert not (tmp_path / "carry").exists()
+
+
+def test_known_hosts_are_bounded(tmp_path: Path) -> None:
+    """Of more that have answered it is only known that they are too many."""
+    target = tmp_path / "state" / "1-a-8"
+    hosts = KnownHosts(frozenset({"b.org", "a.org"}), {"legacy:8080": 3, "crm": 1})
+    (few,) = publish([write_hosts(hosts, target)], target, 1, 0)
+    assert StateFiles.of([few]).known_hosts(tmp_path) == hosts
+    target = tmp_path / "state" / "2-b-8"
+    many = [f"{'x' * 200}{number}.org" for number in range(5 * MOST_HOSTS)]
+    silent = {f"{'x' * 200}:{number}": 3 for number in range(MOST_HOSTS)}
+    (file,) = publish([write_hosts(KnownHosts(frozenset(many), silent), target)], target, 2, 0)
+    assert StateFiles.of([file]).known_hosts(tmp_path) is None
+    assert sum(path.stat().st_size for path in folder_of(file).iterdir()) < 6 * 2**20
+
+
+def test_hosts_that_an_older_version_kept_have_answered(tmp_path: Path) -> None:
+    """It kept no others."""
+    target = tmp_path / "state" / "1-a-8"
+    piece = write_state(StateKind.HOSTS, {0: pa.table({"host": ["a.org"]})}, target)
+    (file,) = publish([piece], target, 1, 0)
+    assert StateFiles.of([file]).known_hosts(tmp_path) == KnownHosts(frozenset({"a.org"}))
 
 
 def test_a_checkpoint_without_state_has_nothing_to_remove(tmp_path: Path) -> None:
     """As that of a stream without spans; and what lies elsewhere is not this machine's."""
-    remove_unused(tmp_path, [Carry("s3://bucket/state/1-abc-8/ids", 1, 0, 5)])
+    remove_unused(tmp_path, [StreamFile("s3://bucket/state/1-abc-8/ids", 1, 0, 5)])
     assert list(tmp_path.iterdir()) == []

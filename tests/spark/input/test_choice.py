@@ -100,16 +100,27 @@ def test_beside_a_backlog_a_batch_has_half_of_the_time() -> None:
 
 
 def test_a_batch_that_ran_out_of_memory_lowers_the_limit_for_a_while() -> None:
-    """No further than to what always fits; it grows with each batch that comes to its end."""
+    """To its half; with each batch of a backlog it grows, and reaches what was too much after
+    many."""
     own = Pace(10.0)
     own.lower_ceiling(400_000)
     own.lower_ceiling(900_000)
-    assert own.ceiling == 400_000
-    for _ in range(15):
+    for _ in range(50):
         own.note(1, 1.0)
+    assert own.ceiling == 400_000
+    for _ in range(100):
+        own.note(1, 1.0, backlog=1)
+    assert 600_000 < own.ceiling < 800_000
+    own.lower_ceiling(900_000)
+    for _ in range(100):
+        own.note(1, 1.0, backlog=1)
     assert 800_000 < own.ceiling < 1_000_000
-    own.lower_ceiling(3)
-    assert own.ceiling == 50_000
+    own.lower_ceiling(30)
+    assert own.ceiling == 30
+    own.note(1, 1.0, backlog=1)
+    assert own.ceiling == 32
+    own.lower_ceiling(0)
+    assert own.ceiling == 1
 
 
 def test_how_fast_a_backlog_is_read() -> None:

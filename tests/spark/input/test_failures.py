@@ -23,7 +23,7 @@ from batchmill.spark.failures import (
     is_disk_full,
     is_out_of_memory,
 )
-from batchmill.spark.input.quarantine import Quarantine
+from batchmill.spark.files.quarantine import Quarantine
 from batchmill.spark.input.rows import SPAN, open_segment
 from batchmill.spark.input.segments import BadSegment, read_segment, reason_for
 from tests.kit.files import fill, no_more_files, small_disk

@@ -147,8 +147,11 @@ def test_segments_read_without_it_and_broken_ones_go_too(
     assert len(list((tmp_path / "old").rglob("*.parquet"))) == 1
 
 
-def test_an_idle_stream_removes_too(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_idle_stream_removes_too(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No batch comes after the last one; the progress is still written."""
+    monkeypatch.setattr("batchmill.spark.runtime.progress._EVERY_S", 0.1)
     segments(tmp_path, 0, 1, 2)
     ticks = itertools.count(int(NOW))
     given = {

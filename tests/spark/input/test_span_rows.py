@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from batchmill.aggregate import TIMESTAMP
+from batchmill.spans import compact
 from batchmill.spark.input.rows import (
     KEYS,
     REASON,
@@ -29,6 +30,8 @@ from tests.oracle.generate import random_spans, to_table
 from tests.spark.kit import LATEST, TEXT, listed, reasons, replaced, written
 
 WELL_KNOWN = [*RESOURCE_COLUMNS.values(), *ATTRIBUTE_COLUMNS.values()]
+POOL = pa.proxy_memory_pool(pa.default_memory_pool())
+"""Counts what is allocated; it lives as long as what is allocated from it."""
 
 
 def span_table(count: int = 3, **columns: Any) -> pa.Table:
@@ -80,7 +83,7 @@ def test_spans_of_a_spool_are_read(tmp_path: Path, maps: bool) -> None:
     (path,) = segments(tmp_path)
     checked = read_span_file(path, maps=maps)
     assert checked.invalid is None
-    types = {"time": TIMESTAMP, "id": pa.string(), "map": pa.map_(pa.string(), pa.string())}
+    types = {"time": TIMESTAMP, "id": pa.string(), "map": pa.map_(TEXT, TEXT)}
     wanted = {
         column.name: types.get(column.kind, TEXT)
         for column in SPAN_SCHEMA
@@ -94,6 +97,38 @@ def test_spans_of_a_spool_are_read(tmp_path: Path, maps: bool) -> None:
     assert checked.rows["host_name"].to_pylist() == ["a"] * 5
     if maps:
         assert checked.rows["attributes"].to_pylist()[4] == [("http.status", "4")]
+
+
+@pytest.mark.parametrize("wrong", [0, 50])
+def test_texts_that_repeat_are_in_memory_once(tmp_path: Path, wrong: int) -> None:
+    """Little on the disk, which would be 124 MB with each text as often as it is in a row."""
+    entries = [(f"key {number}", f"{number:04}" * 1024) for number in range(127)]
+    maps = pa.array([entries] * 100, pa.map_(pa.string(), pa.string()))
+    table = span_table(100, attributes=maps, resource=maps)
+    ids = [None if number < wrong else f"s{number}" for number in range(100)]
+    table = replaced(table, "span_id", pa.array(ids, pa.string()))
+    table = replaced(table, "http_url", pa.array(["/a" * 100_000] * 100))
+    path = written(
+        table,
+        tmp_path / "repeating.parquet",
+        row_group_size=30,
+        store_schema=False,
+        compression="zstd",
+    )
+    assert path.stat().st_size < 2**18
+    usual = pa.default_memory_pool()
+    pa.set_memory_pool(POOL)
+    try:
+        checked = read_span_file(path)
+        compact(checked.rows, keys={"key 3"})
+    finally:
+        pa.set_memory_pool(usual)
+    assert POOL.max_memory() < 16 * 2**20
+    assert len(listed(checked.invalid)) == wrong
+    assert checked.rows["attributes"].to_pylist() == [entries] * (100 - wrong)
+    if wrong:
+        assert checked.invalid is not None
+        assert checked.invalid["resource"].to_pylist() == [entries] * wrong
 
 
 def test_no_spans_and_no_times() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -9,9 +10,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from batchmill.errors import ConfigError
-from batchmill.spark import BatchReport, Pipeline
+from batchmill.spark import BatchReport, Pipeline, PipelineSettings
+from batchmill.spark.files.paths import HadoopPath
+from batchmill.spark.runtime.backfill import FORGOTTEN_DAYS
+from batchmill.store import CheckpointMismatchError
 from tests.kit.pipelines import (
     EVERY_FUNCTION_OF_TWO,
+    NOW,
     ONE_AT_A_TIME,
     SMALL,
     START,
@@ -103,6 +108,63 @@ def test_a_named_frame_counts_once_and_an_unnamed_one_each_time(
             "backfill-rows-Endpoint-march"
         ]
         assert differences(stored(running.store), expected_of(rows * 3)) == []
+
+
+def test_a_backfill_is_forgotten_after_a_month(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If nobody has run it again; the store still knows its name, so it never counts twice."""
+    assert FORGOTTEN_DAYS == 30, "docs/operations.md has this number"
+    rows = endpoint_events(40)
+    path = write_segment(tmp_path / "old", "Endpoint", rows)
+
+    checkpoint = tmp_path / "checkpoint"
+
+    def age(name: str, at_s: float) -> None:
+        folder = checkpoint / f"backfill-rows-Endpoint-{name}"
+        for entry in (*folder.rglob("*"), folder):
+            os.utime(entry, (at_s, at_s))
+
+    def names() -> set[str]:
+        return {path.name.rpartition("-")[2] for path in checkpoint.glob("backfill-*")}
+
+    settings = PipelineSettings(ttl_days=FORGOTTEN_DAYS)
+    with pipeline(spark, tmp_path, oal=SMALL, settings=settings) as running:
+        for name in ("march", "april"):
+            running.backfill(frame(running, path), source="Endpoint", name=name)
+        write_segment(tmp_path / "spool", "Endpoint", rows, "new")
+        (checkpoint / "backfill-rows-Endpoint-1f2e" / "rows").mkdir(parents=True)
+        for name, days in (("march", 31), ("1f2e", 31), ("april", 29)):
+            age(name, NOW - days * 86_400)
+        running._backfills.remove_forgotten(NOW)
+        assert names() == {"april"}
+        age("april", 1000)
+        running.run_available()
+        assert names() == set()
+        assert "1f2e was not run for 30 days, and is removed from the checkpoint: not all" in (
+            caplog.text
+        )
+        with pytest.raises(CheckpointMismatchError, match="would count it twice"):
+            running.backfill(frame(running, path), source="Endpoint", name="march")
+        assert differences(stored(running.store), expected_of(rows * 3)) == []
+
+
+def test_a_backfill_on_another_file_system_is_forgotten_as_well(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """By its files; they are looked at once an hour."""
+    for name, days in (("march", 31), ("april", 29)):
+        file = tmp_path / "checkpoint" / f"backfill-rows-Endpoint-{name}" / "books.jsonl"
+        file.parent.mkdir(parents=True)
+        file.touch()
+        os.utime(file, (NOW - days * 86_400,) * 2)
+    with pipeline(spark, tmp_path, oal=SMALL, settings=PipelineSettings()) as running:
+        backfills = running._backfills
+        backfills._checkpoint = HadoopPath(f"file:{tmp_path}/checkpoint", lambda: spark)
+        for hours, left in ((0, {"april"}), (0.9, {"april"}), (50, set())):
+            backfills.remove_forgotten(NOW + hours * 3600)
+            names = {path.name for path in (tmp_path / "checkpoint").glob("backfill-*")}
+            assert {name.rpartition("-")[2] for name in names} == left
 
 
 def test_an_interrupted_backfill_is_resumed(spark: SparkSession, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class Machine:
             clock=lambda: self.now.timestamp(),
         )
 
-    def add(self, ages: Sequence[int] = (0,)) -> None:
+    def add(self, ages: Sequence[float] = (0,)) -> None:
         """A segment with an event so many days before what the clock says, each."""
         rows = [{**EVENT, "time": self.now - timedelta(days=age)} for age in ages]
         number = self._segments
@@ -73,8 +73,12 @@ def machine(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("machine", "off"),
-    [("sqlite", OFF), ("postgres", -OFF)],
-    ids=["sqlite-ahead", "postgres-behind"],
+    [
+        pytest.param("sqlite", OFF, id="sqlite-ahead"),
+        pytest.param("postgres", -OFF, id="postgres-behind"),
+        pytest.param("sqlite", -OFF, id="sqlite-behind", marks=pytest.mark.system),
+        pytest.param("postgres", OFF, id="postgres-ahead", marks=pytest.mark.system),
+    ],
     indirect=["machine"],
 )
 def test_a_clock_that_is_wrong_for_a_batch_changes_nothing(machine: Machine, off: Any) -> None:
@@ -97,6 +101,79 @@ def test_a_clock_that_is_wrong_for_a_batch_changes_nothing(machine: Machine, off
         doubtful = minute_of((machine.now + off).timestamp()) // 10_000
         assert {*days(running.store)} == {*week, doubtful}
         assert running.store.newest_minute() == minute_of(machine.now.timestamp())
+
+
+@pytest.mark.parametrize(
+    ("machine", "behind"),
+    [
+        pytest.param("sqlite", 40, id="sqlite"),
+        pytest.param("sqlite", 5 / 24, id="sqlite-hours"),
+        pytest.param("postgres", 40, id="postgres", marks=pytest.mark.system),
+    ],
+    indirect=["machine"],
+)
+def test_a_clock_that_is_behind_refuses_nothing(
+    machine: Machine, behind: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is sent with the right time counts at once; a sender that is ahead is still wrong, also
+    once the clock is right again."""
+    with machine.open() as running:
+        machine.add(range(TTL + 1))
+        running.run_available()
+        week = days(running.store)
+    machine.now -= timedelta(days=behind)
+    with machine.open() as running:
+        for hours in (0.5, 1, 1.5):
+            machine.add([-behind - hours / 24])
+            running.run_available()
+        assert "is behind what the store trusted" in caplog.text
+        (doubt,) = running.store.clock().doubts(machine.now.timestamp())
+        assert "if it was ahead" in doubt
+        machine.add([-behind - 9])
+        running.run_available()
+        assert counted(running.store, "quarantined") == {("Endpoint", "time too far ahead"): 1}
+    machine.now += timedelta(days=behind, hours=2)
+    with machine.open() as running:
+        machine.add([0, -behind])
+        running.run_available()
+        assert running.store.clock().behind_s(machine.now.timestamp()) == 0
+        assert counted(running.store, "quarantined") == {("Endpoint", "time too far ahead"): 2}
+        assert counted(running.store, EXPIRED) == {}
+        assert counted(running.store, "rows") == {("Endpoint", ""): TTL + 5}
+        assert len(list(running.store.values("ep_cpm", grain=Grain.MINUTE))) == TTL + 5
+        assert days(running.store) == week
+        assert running.store.newest_minute() == minute_of(machine.now.timestamp())
+
+
+def test_a_clock_that_was_ahead_does_not_admit_wrong_senders(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Its minutes are in the store, but nobody trusted it."""
+    machine = Machine(spark, tmp_path, f"sqlite:///{tmp_path / 'metrics.db'}")
+    with machine.open() as running:
+        for step in (timedelta(), OFF, -OFF):
+            machine.now += step
+            machine.add()
+            running.run_available()
+        machine.add([-39])
+        running.run_available()
+        assert counted(running.store, "quarantined") == {("Endpoint", "time too far ahead"): 1}
+
+
+def test_rows_that_an_empty_store_refused_come_back(spark: SparkSession, tmp_path: Path) -> None:
+    """It cannot know that its clock is behind; with the right one, the quarantine is a backfill."""
+    machine = Machine(spark, tmp_path, f"sqlite:///{tmp_path / 'metrics.db'}")
+    machine.add([-40, -40, 0])
+    with machine.open() as running:
+        running.run_available()
+        machine.add([-40])
+        running.run_available()
+        assert counted(running.store, "quarantined") == {("Endpoint", "time too far ahead"): 3}
+    machine.now += OFF
+    with machine.open() as running:
+        for _ in range(2):
+            running.backfill(tmp_path / "spool-quarantine")
+            assert counted(running.store, "rows") == {("Endpoint", ""): 4}
 
 
 def test_a_batch_is_repeated_with_the_clock_of_its_plan(

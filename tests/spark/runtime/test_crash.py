@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 
 from batchmill.spark import PipelineSettings
 from batchmill.spark.batch.maker import BatchMaker, Work
+from batchmill.spark.input.books import Books
 from batchmill.spark.input.spool import SegmentRemover, SpoolInput
-from batchmill.spark.runtime.books import Books
 from batchmill.store import Store
 from tests.kit.pipelines import (
     NOW,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import getpass
 import logging
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,7 +20,14 @@ from pyspark.sql.functions import udf
 
 from batchmill.spark import Pipeline
 from batchmill.spark.failures import is_out_of_memory
-from batchmill.spark.runtime.session import _collector, _memory, copy_of, prepare, rows_for
+from batchmill.spark.runtime.session import (
+    _collector,
+    _memory,
+    _temporary_option,
+    copy_of,
+    prepare,
+    rows_for,
+)
 from tests.kit.files import ROOT
 from tests.kit.jvm import jvm_options
 from tests.kit.pipelines import SMALL, counted, endpoint_events, pipeline, write_segment
@@ -45,6 +54,7 @@ first, second = (
 first.stop()
 first.stop()
 print(sum(batch.stats.rows for batch in second.run_available()))
+print(second.spark.sparkContext._jsc.hadoopConfiguration().get("fs.s3a.buffer.dir"))
 second.stop()
 print(SparkContext._active_spark_context is None)
 theirs = SparkSession.builder.master("local[1]").getOrCreate()
@@ -67,17 +77,25 @@ def test_pipelines_of_one_process_share_a_session(tmp_path: Path, spark: SparkSe
     """One stops, the other continues; the last one ends the session, unless others started it."""
     rows = endpoint_events(20, start=datetime(2020, 1, 1, tzinfo=UTC))
     write_segment(tmp_path / "spool", "Endpoint", rows)
+    temporary = tmp_path / "its files"
+    temporary.mkdir()
     done = subprocess.run(
         [sys.executable, "-c", TWO_PIPELINES, str(tmp_path)],
         cwd=ROOT,
-        env={**os.environ, "SPARK_SUBMIT_OPTS": jvm_options(), "SPARK_LOCAL_IP": "127.0.0.1"},
+        env={
+            **os.environ,
+            "SPARK_SUBMIT_OPTS": jvm_options(),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "TMPDIR": str(temporary),
+        },
         capture_output=True,
         text=True,
         timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n") == ["20", "True", "20", "3 false", ""]
+    buffers = f"{temporary}/hadoop-{getpass.getuser()}/s3a"
+    assert done.stdout.split("\n") == ["20", buffers, "True", "20", "3 false", ""]
 
 
 def test_a_session_that_runs_already_is_nobody_elses_to_change(
@@ -171,6 +189,14 @@ def test_a_garbage_collector_that_somebody_chose_stays(variable: str) -> None:
     assert "-XX:+UseParallelGC" in _collector({})
     assert "-XX:+UseParallelGC" in _collector({variable: "-Xss4m -XX:+UseStringDeduplication"})
     assert _collector({variable: "-Xss4m -XX:+UseZGC"}) == []
+
+
+def test_temporary_files_of_the_jvm_are_where_those_of_python_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever the folder's name is: Spark divides options at spaces that are not in quotes."""
+    monkeypatch.setattr(tempfile, "tempdir", r'/a "b\ c')
+    assert _temporary_option() == r'"-Djava.io.tmpdir=/a \"b\\ c"'
 
 
 def test_a_container_has_less_memory_than_its_machine(tmp_path: Path) -> None:

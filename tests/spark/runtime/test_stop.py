@@ -206,7 +206,7 @@ class LostAnswers:
 
     def __call__(self, batch: Batch) -> CommitResult:
         result = self._commit(batch)
-        if batch.settle and not self.lost:
+        if batch.number and not self.lost:
             self.lost += 1
             raise StoreUnavailableError("sqlite:", 1, 0.0, "the answer was lost")
         return result

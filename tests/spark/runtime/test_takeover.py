@@ -22,8 +22,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from batchmill.spark import PipelineError
+from batchmill.spark.input.books import Plan
 from batchmill.spark.runtime import takeover
-from batchmill.spark.runtime.books import Plan
 from batchmill.spark.runtime.checkpoint import Checkpoint
 from batchmill.spark.runtime.takeover import Marks
 from batchmill.store import CheckpointMismatchError

@@ -325,19 +325,27 @@ def test_streams_with_the_same_entities_at_once(backend: Backend) -> None:
     assert all_states(streams[0].store) == expected_states(streams[0].writer.metrics, rows)
 
 
-def test_rows_that_seemed_new_are_merged(backend: Backend) -> None:
-    """Another stream has the same minute in parts whose books are not closed yet."""
+@pytest.mark.parametrize("update_first", [1, session_module.UPDATE_FIRST])
+def test_rows_that_seemed_new_are_merged(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, update_first: int
+) -> None:
+    """Another stream has some of the same rows in parts whose books are not closed yet."""
+    monkeypatch.setattr(session_module, "UPDATE_FIRST", update_first)
     store = opened(backend)
     streams = [Parted(store, stream=name, checkpoint=name, retire=False) for name in ("one", "two")]
     first = [Measurement(1, entity=f"e{n}") for n in range(8)]
     streams[0].write(first)
-    later = [Measurement(n, minute=MINUTE + 1, entity=f"e{n}") for n in range(8)]
+    later = [
+        [Measurement(n, minute=MINUTE + 1, entity=f"e{n}") for n in range(entities)]
+        for entities in (4, 8)
+    ]
     runs = [parted.begin() for parted in streams]
-    for parted, run in zip(streams, runs, strict=True):
-        assert parted.store.commit_parts(*parted.task(later, run, *range(PARTS))).merged == 24
-    for parted in streams:
-        assert parted.store.commit(parted.books(later)).applied
-    rows = [*first, *later, *later]
+    for parted, run, rows in zip(streams, runs, later, strict=True):
+        task = parted.task(rows, run, *range(PARTS))
+        assert parted.store.commit_parts(*task).merged == 3 * len(rows)
+    for parted, rows in zip(streams, later, strict=True):
+        assert parted.store.commit(parted.books(rows)).applied
+    rows = [*first, *later[0], *later[1]]
     assert all_states(store) == expected_states(streams[0].writer.metrics, rows)
 
 

@@ -66,6 +66,15 @@ def test_table_without_names_has_all_metrics(backend: Backend) -> None:
     assert set(table["time"].to_pylist()) == {datetime(2024, 3, 1, 12, 1, tzinfo=UTC)}
 
 
+def test_rate_is_divided_by_the_minutes_with_data(backend: Backend) -> None:
+    """With ``covered``, as of values; else by all minutes of the hour."""
+    store = backend.open()
+    calls = [Measurement(1, minute=MINUTE + at) for at in range(12) for _ in range(10)]
+    Writer(store, script="cpm = from(Endpoint.*).cpm();").write(*calls)
+    for covered, rate in ((True, 10.0), (False, 2.0)):
+        assert store.to_arrow("cpm", grain="hour", covered=covered)["value"].to_pylist() == [rate]
+
+
 def test_empty_table_has_its_columns(backend: Backend) -> None:
     """Nothing is selected, but a name that does not exist is an error."""
     store = backend.open()

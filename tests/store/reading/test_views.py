@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from batchmill.oal import RANKS, load
+from batchmill.oal import FUNCTIONS, RANKS, load
 from batchmill.sources import Grain
 from batchmill.store import Deltas, EntityRow, Store
 from batchmill.store.reading.views import view_name
@@ -103,6 +103,16 @@ def is_near(shown: Any, value: Any) -> bool:
     if isinstance(value, float) or isinstance(shown, float):
         return math.isclose(float(shown), value, rel_tol=1e-9)
     return bool(shown == value)
+
+
+LABELLED = {"histogram", "labelAvg", "labelCount"}
+"""Functions whose values are no numbers; views leave them out."""
+
+
+def test_scripts_have_every_function() -> None:
+    """A new one is either compared below, or known to have no column."""
+    tested = {metric.function for script in SCRIPTS.values() for metric in load(script)}
+    assert tested == set(FUNCTIONS) - LABELLED
 
 
 @pytest.mark.parametrize("source", SCRIPTS)

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import pytest
+
 from tests.kit.jvm import QUICK, jvm_options
 from tests.kit.pipeline_driver import SPAN_WAIT_S
 from tests.kit.pipelines import MIXED_OAL, QUICK_SPARK
@@ -146,15 +148,21 @@ class Cluster:
         self._lives.append(life)
 
 
-def can_hide() -> bool:
-    """Whether folders can be hidden from processes here: as root, or in a user namespace."""
+def need_hiding() -> None:
+    """Skip the test where folders cannot be hidden from processes, and fail it in CI.
+
+    They can be hidden as root, or in a user namespace.
+    """
+    command = [*_unshare(), "sh", "-c", _HIDE, "/mnt", "true"]
     try:
-        done = subprocess.run(
-            [*_unshare(), "sh", "-c", _HIDE, "/mnt", "true"], capture_output=True, check=False
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        fault = done.stderr.strip() or f"exit code {done.returncode}" if done.returncode else None
+    except FileNotFoundError as error:
+        fault = str(error)
+    if fault is not None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(
+            f"folders cannot be hidden from processes, with unshare --mount: {fault}"
         )
-    except FileNotFoundError:
-        return False
-    return done.returncode == 0
 
 
 def _unshare() -> list[str]:
@@ -162,8 +170,17 @@ def _unshare() -> list[str]:
 
 
 @contextlib.contextmanager
-def driver(cluster: Cluster, folder: Path, url: str, **given: Any) -> Iterator[Life]:
-    """The pipeline as a user runs it, one segment a batch; ``given`` are other options."""
+def driver(
+    cluster: Cluster,
+    folder: Path,
+    url: str,
+    conf: Mapping[str, str] | None = None,
+    **given: Any,
+) -> Iterator[Life]:
+    """The pipeline as a user runs it, one segment a batch; ``given`` are other options.
+
+    ``conf`` has more settings of Spark.
+    """
     script = folder / "metrics.oal"
     script.write_text(MIXED_OAL)
     places = {"oal": script, "spool": folder / "spool", "checkpoint": folder / "checkpoint"}
@@ -171,7 +188,7 @@ def driver(cluster: Cluster, folder: Path, url: str, **given: Any) -> Iterator[L
     options |= {"span-wait": int(SPAN_WAIT_S), **given}
     command = [sys.executable, "-m", "batchmill", "pipeline", "--once"]
     command += [f"--{name}={value}" for name, value in options.items()]
-    command += [f"--conf={key}={value}" for key, value in CONF.items()]
+    command += [f"--conf={key}={value}" for key, value in {**CONF, **(conf or {})}.items()]
     life = Life(command, folder / "driver.log", driver_environment())
     try:
         yield life

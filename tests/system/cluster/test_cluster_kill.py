@@ -101,7 +101,8 @@ def test_stages_that_run_again_after_some_parts_are_committed(
         life.end()
 
     assert any(line.startswith("batch 0 rerun") for line in life.lines), life.lines
-    assert [line for line in life.lines if " opened" in line] == ["batch 0 opened, 0"]
+    opened = [line for line in life.lines if line.startswith("batch 0 opened")]
+    assert opened == ["batch 0 opened, 0"]
     assert differences(whole(postgres_url), expected_whole(MIXED_OAL, events)) == []
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import faulthandler
 import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,21 +15,18 @@ from tests.kit.jvm import java_missing
 
 pytest.importorskip("pyspark")
 
-from batchmill.spark import PipelineSettings
-from tests.kit.pipeline_driver import SPAN_WAIT_S
 from tests.kit.pipelines import (
     MIXED_OAL,
     QUICK_SPARK,
     differences,
     expected_whole,
     mixed_spool,
-    pipeline,
     whole,
     write_segment,
 )
 from tests.kit.servers.hadoop import Bucket, Hdfs, names_in, upload
-from tests.system.cluster.spark_cluster import WORKERS, Cluster, can_hide, driver
-from tests.system.kills.driver import KilledRun, shots
+from tests.system.cluster.spark_cluster import WORKERS, Cluster, driver, need_hiding
+from tests.system.kills.driver import KilledRun, shots, start_driver
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,21 +44,47 @@ def no_stacks_on_the_way() -> None:
     faulthandler.cancel_dump_traceback_later()
 
 
-@pytest.mark.skipif(not can_hide(), reason="folders cannot be hidden: unshare --mount fails here")
+@dataclass(frozen=True)
+class Shared:
+    """A folder that every machine reaches, of a file system or an object store."""
+
+    uri: str
+    conf: Mapping[str, str]
+    """What Spark needs to open it."""
+    upload: Callable[[Path], None]
+    """Copies a spool into its ``spool``."""
+
+
+@pytest.fixture(params=["hdfs", "s3"])
+def shared(request: pytest.FixtureRequest, spark: SparkSession) -> Shared:
+    """One of each kind."""
+    if request.param == "hdfs":
+        hdfs: Hdfs = request.getfixturevalue("hdfs")
+        root = hdfs.new_folder()
+        return Shared(root, {}, lambda spool: upload(spark, spool, f"{root}/spool"))
+    s3: Bucket = request.getfixturevalue("s3")
+    return Shared(f"{s3.url}/shared", s3.conf, lambda spool: s3.upload(spool, "shared/spool"))
+
+
 def test_executors_share_nothing_but_the_file_system_and_the_driver(
-    tmp_path: Path, spark: SparkSession, hdfs: Hdfs, postgres_url: str
+    tmp_path: Path, shared: Shared, postgres_url: str
 ) -> None:
-    """Executors that cannot see the driver's folder; a worker is killed on the way."""
-    own, root = tmp_path / "driver", hdfs.new_folder()
+    """Executors that cannot see the driver's folder; a worker is killed on the way.
+
+    They have the jars for S3 from the driver.
+    """
+    need_hiding()
+    own = tmp_path / "driver"
     own.mkdir()
     events = mixed_spool(own / "spool", random.Random(5), typed=1, spans=4)
-    upload(spark, own / "spool", f"{root}/spool")
-    places = {name: f"{root}/{name}" for name in ("spool", "checkpoint", "quarantine")}
+    shared.upload(own / "spool")
+    places = {name: f"{shared.uri}/{name}" for name in ("spool", "checkpoint", "quarantine")}
 
     with (
         Cluster(tmp_path, hidden=own) as cluster,
-        driver(cluster, own, postgres_url, **places, dedup="1h") as life,
+        driver(cluster, own, postgres_url, shared.conf, **places, dedup="1h") as life,
     ):
+        life.must_hear(r"batch 0: .*")  # executors get the jars first
         life.must_hear(r"batch 1: .*")
         for number in range(WORKERS):
             (pid,) = cluster.executors(number)
@@ -68,13 +93,26 @@ def test_executors_share_nothing_but_the_file_system_and_the_driver(
         life.must_hear(r"batch 6: .*")
         life.end()
 
-    settings = PipelineSettings(ttl_days=365, span_wait_s=SPAN_WAIT_S)
-    with pipeline(
-        spark, own, oal=MIXED_OAL, settings=settings, store=postgres_url, dedup_s=3600.0, **places
-    ) as here:
-        here.settle(everything=True)
+    conf = {**QUICK_SPARK, **shared.conf}
+    with start_driver(own, postgres_url, 1, dedup_s=3600, conf=conf, **places) as life:
+        life.must_hear("ready")
+        life.tell("go")
+        life.must_hear("done")  # also with the spans that waited
+        life.end()
     assert differences(whole(postgres_url), expected_whole(MIXED_OAL, events)) == []
     assert not (own / "checkpoint").exists()
+
+
+@pytest.mark.parametrize(("ci", "outcome"), [("1", "Failed"), ("", "Skipped")])
+def test_where_folders_cannot_be_hidden_ci_fails(
+    monkeypatch: pytest.MonkeyPatch, ci: str, outcome: str
+) -> None:
+    """Elsewhere the test is skipped; either way it is said why."""
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(BaseException, match="folders cannot be hidden") as ended:
+        need_hiding()
+    assert ended.typename == outcome
 
 
 def test_a_killed_driver_continues_from_hdfs(
@@ -112,8 +150,7 @@ def test_a_killed_driver_continues_from_s3(tmp_path: Path, s3: Bucket) -> None:
     events = mixed_spool(tmp_path / "spool", rng, typed=2, spans=3, deltas=1)
     again = rng.sample(events["Span"], 20)
     write_segment(tmp_path / "spool", "Span", again, "again")
-    for file in sorted((tmp_path / "spool").rglob("*.parquet")):
-        s3.put(f"spool/{file.relative_to(tmp_path / 'spool')}", file.read_bytes())
+    s3.upload(tmp_path / "spool", "spool")
     url = f"sqlite:///{tmp_path / 'metrics.db'}"
     places = {"spool": f"{s3.url}/spool", "checkpoint": f"{s3.url}/checkpoint"}
 
@@ -127,4 +164,4 @@ def test_a_killed_driver_continues_from_s3(tmp_path: Path, s3: Bucket) -> None:
     wanted["counter", "duplicates", "Span", "same trace and span id"] = len(again)
     assert differences(whole(url), wanted) == []
     assert "checkpoint/books.jsonl" in s3.names()
-    assert [key for key in s3.names() if key.endswith(".parquet") and "spool" in key] == []
+    assert [key for key in s3.names() if key.startswith("spool/") and ".parquet" in key] == []

@@ -29,6 +29,8 @@ from tests.kit.servers.browser import (
     wait_for_live_state,
     watched_page,
 )
+from tests.web.browser.home import ingest_status, progress_status
+from tests.web.browser.screen import FORMS, in_every_form
 from tests.web.kit import serving as serving_here
 from tests.web.pages_kit import BEGIN, OWN, SLOWEST, Served, filled_store, serving
 from tests.web.traffic import CORE, WITHOUT_MICROS, Call, Shop
@@ -143,6 +145,7 @@ def test_a_fast_service_is_not_shown_as_0_ms(
         tiles = page.locator("dl.tiles dd")
         expect(tiles.nth(1)).to_have_text(shown[0])
         expect(tiles.nth(2)).to_have_text(shown[1])
+        in_every_form(page, f"fast-{len(script)}", tiles.nth(1), tiles.nth(2))
 
 
 def test_services_are_sorted_by_a_button_in_each_header(seen: Watched) -> None:
@@ -232,7 +235,7 @@ def test_a_service_has_its_charts_and_parts(seen: Watched) -> None:
     expect(values).to_have_count(60)
     expected = ["5.0", "700 ms", *["696 ms"] * 5, "100.00 %", "0.50"]
     expect(values.first.locator("td")).to_have_text(expected, use_inner_text=True)
-    keep_shot(page, "service")
+    in_every_form(page, "service-values", values.first)
 
 
 def test_the_map_and_its_table_say_who_calls_whom(seen: Watched) -> None:
@@ -281,17 +284,10 @@ def test_a_commit_shows_by_itself(seen: Watched, served: Served) -> None:
     expect(head).to_have_attribute("aria-sort", "ascending")
 
 
-def test_all_pages_fit_a_phone_in_light_and_dark(browser: Browser, served: Served) -> None:
-    """Nothing is wider than the screen; the switch wins over the system, and is remembered."""
+def test_the_theme_is_chosen_and_remembered(browser: Browser, served: Served) -> None:
+    """The switch wins over the system."""
     with watched_page(browser, served.address, PHONE, color_scheme="dark") as seen:
-        for name, where in PAGES.items():
-            page = seen.open(where)
-            page.reload()  # so that each begins anew
-            page.locator("main[aria-busy]").wait_for(state="detached")
-            page.locator("#live[data-state=live]").wait_for()
-            fits = f"document.documentElement.scrollWidth <= {PHONE[0]}"
-            expect_value(page, partial(page.evaluate, fits), True)
-            keep_shot(page, f"{name}-phone-dark")
+        page = seen.open(PAGES["services"])
         body, theme = page.locator("body"), page.get_by_label("Theme")
         dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
         theme.select_option("light")
@@ -317,7 +313,7 @@ def test_everything_is_reached_with_the_tab_key(seen: Watched) -> None:
         assert page.evaluate(
             "document.activeElement.matches(':focus-visible, [type=datetime-local], body')"
         ), passed[-1]
-    wanted = ["Skip to content", "Topology", "Search services", "Average", "shop", "API"]
+    wanted = ["Skip to content", "Topology", "Search services", "Average", "cart", "API"]
     places = [passed.index(label) for label in wanted]
     assert places == sorted(places)
     assert "" in passed, "the focus leaves the page at its end"
@@ -335,6 +331,10 @@ def test_what_is_not_there_is_said(seen: Watched) -> None:
     page.get_by_role("heading", name="Services", level=1).wait_for()
     page = seen.open("#/nothing")
     page.get_by_text("There is no page “nothing”").wait_for()
+    page = seen.open("nothing/more")
+    page.get_by_role("heading", name="There is no page “/nothing/more”").wait_for()
+    page.get_by_role("link", name="All services").click()
+    page.get_by_role("heading", name="Services", level=1).wait_for()
 
 
 def test_the_pipeline_page_says_that_nothing_runs(seen: Watched) -> None:
@@ -397,6 +397,7 @@ def test_the_pipeline_page_shows_what_a_run_tells(browser: Browser, tmp_path: Pa
         expect(backlog).to_contain_text("Behind1.50 M spans")
         expect(backlog).to_contain_text("Caught upin 4.2 min")
         expect(backlog).to_contain_text("New data waits6.2 s")
+        expect(page.locator(".stage", has_text="Spark")).to_contain_text("Running№ 2 for 12 min")
         expect(page.locator(".bars g")).to_have_count(2)
         legend = "read 1.0 s commit 500 ms"
         expect(page.locator(".legend")).to_have_text(legend, use_inner_text=True)
@@ -413,83 +414,6 @@ def test_the_pipeline_page_shows_what_a_run_tells(browser: Browser, tmp_path: Pa
         write_json(home.ingest, ingest_status(received=2500))
         page.locator(".stage dd", has_text="2,500").first.wait_for()
         keep_shot(page, "pipeline-status")
-
-
-def ingest_status(received: int) -> dict[str, Any]:
-    """The contents of the status file of ingest."""
-    partitions = [(0, 20), (1, 20), (6, 20), (12, 20), (19, 20), *[(0, 20)] * 35]
-    queue = {
-        "name": "EVENTS",
-        "kind": "queue",
-        "depth": 38,
-        "capacity": 800,
-        "partitions": [{"depth": used, "capacity": of} for used, of in partitions],
-        "threads": [{"name": "EVENTS-0", "load": 0.25}, {"name": "EVENTS-1", "load": 0.75}],
-        "moves": 14,
-        "last_moves": ["05:04:10 partition 3: thread 0 → 1"],
-        "accepted": 90,
-        "rejected": {"full": 3},
-    }
-    flows = {
-        "name": "orders",
-        "kind": "flows",
-        "depth": 3,
-        "capacity": 20,
-        "partitions": [{"depth": 3, "capacity": 10}, {"depth": 0, "capacity": 10}],
-        "threads": [],
-        "moves": 0,
-        "last_moves": [],
-        "accepted": 7,
-        "rejected": {},
-        "flows": {"active": 12, "assigned": 345, "completed": 333},
-    }
-    jdbc = {
-        "name": "jdbc",
-        "level": "CRITICAL",
-        "value": 130,
-        "warning": 60,
-        "critical": 120,
-        "critical_plus": 180,
-        "decisions": {"critical reject": 4},
-    }
-    mib = 2**20
-    levels = {"warning": 256 * mib, "critical": 512 * mib, "critical_plus": 1024 * mib}
-    measure = {"name": "unread bytes", "value": 300 * mib, **levels}
-    return {
-        "pid": os.getpid(),
-        "received_spans": received,
-        "acknowledged_spans": received,
-        "rejected": {"no trace id": 12},
-        "requests": {"http ok": 40},
-        "level": "WARNING",
-        "queues": [queue, flows],
-        "levels": [jdbc],
-        "thresholds": {"level": "WARNING", "why": "", "measures": [measure]},
-    }
-
-
-def progress_status() -> dict[str, Any]:
-    """The contents of the progress file of the pipeline."""
-    phases = {"read": 1.0, "commit": 0.5}
-    batch = {"rows": 10, "segments": 1, "seconds": 1.5, "phases": phases}
-    return {
-        "last_batch": 1,
-        "spans": 900,
-        "written_at": time.time() + 3600,  # however long the test takes
-        "catch_up_s": 250.0,
-        "new_lag_s": 6.2,
-        "left_out": {"duplicates": {"delivered again": 7}},
-        "overflow": [
-            {
-                "source": "Endpoint",
-                "parent": "endpoints of shop",
-                "names": 412,
-                "rows": 5000,
-                "example": "GET /aqzrt",
-            }
-        ],
-        "batches": [{"batch": n, "at": time.time(), **batch} for n in range(2)],
-    }
 
 
 def test_a_token_is_entered_once(browser: Browser, tmp_path: Path) -> None:
@@ -538,9 +462,12 @@ def test_an_empty_store_says_how_to_fill_it(browser: Browser, tmp_path: Path) ->
 
 
 @pytest.mark.system
-def test_back_returns_to_where_one_was(browser: Browser, served: Served) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_back_returns_to_where_one_was(
+    browser: Browser, served: Served, form: dict[str, Any]
+) -> None:
     """A new page begins at its top; Back, Forward and a reload return to where one had scrolled."""
-    with watched_page(browser, served.address, PHONE) as watched:
+    with watched_page(browser, served.address, **form) as watched:
         page = watched.open(f"#/service/cart?{OWN}")
         page.get_by_role("link", name="POST /cart").first.wait_for()
         scroll: Callable[[], int] = partial(page.evaluate, "window.scrollY")

@@ -97,7 +97,7 @@ def test_labels_and_names_are_those_of_the_exporters(client: Client) -> None:
     ((labels, _),) = _vector(client, f'{CPM}{{name="shop"}}', START_S)
     assert labels == {
         "__name__": CPM,
-        "entity": "c2hvcA==.1",
+        "entity_id": "c2hvcA==.1",
         "name": "shop",
         "kind": "service",
         "layer": "GENERAL",
@@ -192,7 +192,7 @@ def test_what_grafana_asks_beside(client: Client) -> None:
     assert (scalar["resultType"], scalar["result"][1]) == ("scalar", "2")
     assert "version" in client.get("/api/v1/status/buildinfo")["data"]
     assert client.get("/api/v1/labels")["data"] == [
-        *("__name__", "entity", "kind", "label", "layer", "name"),
+        *("__name__", "entity_id", "kind", "label", "layer", "name"),
     ]
     values = client.get("/api/v1/label/name/values", **{"match[]": CPM}, **days)["data"]
     assert values == sorted(NAMES)
@@ -202,7 +202,7 @@ def test_what_grafana_asks_beside(client: Client) -> None:
         *("endpoint", "instance", "service"),
     ]
     series = client.get("/api/v1/series", **{"match[]": f'{CPM}{{name="shop"}}'}, **days)
-    assert [result["entity"] for result in series["data"]] == ["c2hvcA==.1"]
+    assert [result["entity_id"] for result in series["data"]] == ["c2hvcA==.1"]
     assert client.get("/api/v1/metadata", metric=CPM)["data"] == {
         CPM: [{"type": "gauge", "help": "from(Service.*).cpm(), of one minute", "unit": ""}]
     }

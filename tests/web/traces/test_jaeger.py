@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from batchmill.store import open_store
+from batchmill.web.openapi import document
 from tests.kit.traces.segments import HOUR, kept, made_span
 from tests.web.kit import START_S, Call, CallWriter, Client, serving_all
 
@@ -188,7 +189,10 @@ def test_dependencies_of_a_long_time_are_those_that_are_there(client: Client) ->
 
 
 def test_a_search_without_a_limit_gives_100_traces(tmp_path: Path) -> None:
-    """As Jaeger does; a span that is its own parent has no reference, as no page could show it."""
+    """As Jaeger does, and as the OpenAPI document says.
+
+    A span that is its own parent has no reference, as no page could show it.
+    """
     rows = [made_span(trace, 1, 1, at_ms=trace, took_ms=1) for trace in range(1, 131)]
     url = f"sqlite:///{tmp_path}/store.db"
     with open_store(url):
@@ -198,3 +202,6 @@ def test_a_search_without_a_limit_gives_100_traces(tmp_path: Path) -> None:
         assert len(traces) == 100
         assert [span["references"] for trace in traces for span in trace["spans"]] == [[]] * 100
         assert len(_data(client, "/api/traces", service="shop", limit=120, **TIME)) == 120
+    parameters = document()["paths"]["/api/traces"]["get"]["parameters"]
+    [limit] = [one["schema"] for one in parameters if one["name"] == "limit"]
+    assert limit["default"] == 100

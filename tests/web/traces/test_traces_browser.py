@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import pytest
 
 from batchmill.run import Home
+from batchmill.sources import endpoint_id, service_id
 from batchmill.store import open_store
 from batchmill.traces import SpanKeeper
 from tests.kit.servers.browser import (
-    PHONE,
     Watched,
     expect_value,
     keep_shot,
@@ -20,6 +22,7 @@ from tests.kit.servers.browser import (
     watched_page,
 )
 from tests.kit.traces.segments import HOUR, NOW, made_span, write_spans
+from tests.web.browser.screen import FORMS, WIDE, in_every_form
 from tests.web.pages_kit import serving
 
 pytest.importorskip("playwright.sync_api")
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.system]
 
-WIDE = (1440, 900)
 TIME = f"from={HOUR}&to={HOUR + 3600}"
 EVENT = {
     "time": HOUR * 1_000_000 + 130_000,
@@ -69,20 +71,25 @@ def browser() -> Iterator[Browser]:
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of a home in which spans are kept."""
     folder = tmp_path_factory.mktemp("traces")
-    home = Home(folder / "home")
-    home.prepare()
-    open_store(home.store_url).close()
-    keeper = SpanKeeper(home.traces, clock=lambda: NOW)
+    keeper = _keeper(folder)
     keeper.take(write_spans(folder, "made", [*CHECKOUT, *ONE, *MANY]))
     keeper.tend(everything=True)
-    with serving(folder, f"--home={home.folder}") as (address, _):
+    with serving(folder, f"--home={folder / 'home'}") as (address, _):
         yield address
 
 
-@pytest.fixture(params=[WIDE, PHONE], ids=["wide", "phone"])
+def _keeper(folder: Path) -> SpanKeeper:
+    """The keeper of a home with a store."""
+    home = Home(folder / "home")
+    home.prepare()
+    open_store(home.store_url).close()
+    return SpanKeeper(home.traces, clock=lambda: NOW)
+
+
+@pytest.fixture(params=FORMS)
 def seen(request: pytest.FixtureRequest, browser: Browser, address: str) -> Iterator[Watched]:
     """A page of that server, on a desk and on a phone."""
-    with watched_page(browser, address, request.param) as watched:
+    with watched_page(browser, address, **request.param) as watched:
         yield watched
 
 
@@ -114,14 +121,14 @@ def test_traces_are_found_and_one_is_opened(seen: Watched) -> None:
     expect(found).to_contain_text("1 error")
     assert "service=payment" in page.url
     assert "status=error" in page.url
-    found.get_by_role("link").click()
+    found.get_by_role("link").first.click()
     expect(page.get_by_role("heading", level=1)).to_have_text("gateway POST /checkout")
 
 
 def test_links_to_the_search_fill_its_form(seen: Watched) -> None:
     """Other pages link to it with these parameters."""
     page = seen.open(
-        f"#/traces?{TIME}&service=payment&endpoint=POST+/pay&status=error&min_ms=200"
+        f"#/traces?{TIME}&service=payment&name=POST+/pay&status=error&min_ms=200"
         "&attribute=user.id%3D42"
     )
     expect(page.locator(".found li")).to_have_count(1)
@@ -157,7 +164,7 @@ def test_the_waterfall_shows_spans_errors_and_the_critical_path(seen: Watched) -
     details = page.locator(".details")
     for text in ("card refused", "user.id", "PaymentError", "payment-1"):
         expect(details).to_contain_text(text)
-    keep_shot(page, f"trace-{page.viewport_size['width']}")  # type: ignore[index]
+    in_every_form(page, "trace", details, page.locator(".critical").first)
 
 
 def test_spans_are_folded(seen: Watched) -> None:
@@ -195,8 +202,10 @@ def test_ten_thousand_spans_are_shown_a_view_at_a_time(seen: Watched) -> None:
     assert page.locator(".waterfall .row").count() < 120
     page.get_by_label("Find in this trace").fill("item 5003")
     expect(page.locator(".waterfall [role=status]")).to_have_text("1 of 10,000")
-    expect(page.get_by_text("item 5003", exact=True)).to_be_visible()
+    item = page.get_by_text("item 5003", exact=True)
+    expect(item).to_be_visible()
     _fits(page)
+    in_every_form(page, "trace-of-10000", item)
 
 
 def test_an_unknown_trace_says_why(browser: Browser, address: str) -> None:
@@ -205,3 +214,83 @@ def test_an_unknown_trace_says_why(browser: Browser, address: str) -> None:
         seen.expected = ("404",)
         page = seen.open("#/trace/99")
         expect(page.get_by_role("alert")).to_contain_text("too old, or not committed yet")
+
+
+def _ask_again(seen: Watched, part: str) -> None:
+    """Let the time pass after which a page asks for its data again."""
+    before = len(seen.requested)
+    seen.page.clock.fast_forward(40_000)
+    expect_value(seen.page, lambda: any(part in path for path in seen.requested[before:]), True)
+
+
+def test_a_span_with_an_id_in_its_name_leads_to_its_endpoint(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """By the name that metrics have, which has a page; and to the traces of that endpoint."""
+    keeper = _keeper(tmp_path)
+    orders = [made_span(number, 1, name=f"GET /orders/471{number}") for number in (1, 2)]
+    keeper.take(write_spans(tmp_path, "made", orders))
+    with (
+        serving(tmp_path, f"--home={tmp_path / 'home'}") as (address, _),
+        watched_page(browser, address, WIDE) as seen,
+    ):
+        page = seen.open("#/trace/1")
+        page.locator(".row .line").click()
+        endpoint = page.locator(".details").get_by_role("link", name="GET /orders/{id}")
+        id_ = endpoint_id(service_id("shop", True), "GET /orders/{id}")
+        expect(endpoint).to_have_attribute(
+            "href", re.compile(f"^#/endpoint/{re.escape(quote(id_))}")
+        )
+        page.get_by_role("link", name="Find traces with this span").click()
+        expect(page.get_by_label("Endpoint or span name")).to_have_value("GET /orders/{id}")
+
+
+def test_what_is_open_stays_open_while_a_trace_grows(browser: Browser, tmp_path: Path) -> None:
+    """Though the rows of spans that arrive later are between those that are there."""
+    keeper = _keeper(tmp_path)
+    keeper.take(write_spans(tmp_path, "made", CHECKOUT))
+    with (
+        serving(tmp_path, f"--home={tmp_path / 'home'}") as (address, _),
+        watched_page(browser, address, WIDE) as seen,
+    ):
+        seen.page.clock.install()
+        page = seen.open("#/trace/1")
+        expect_value(page, lambda: len(_rows(page)), 4)
+        page.get_by_role("button", name="Hide what is below").nth(1).click()
+        page.locator(".row.failed .line").click()
+        expect(page.locator(".details")).to_contain_text("card refused")
+        early = made_span(1, 5, 1, at_ms=1, took_ms=5, service="auth", name="check")
+        keeper.take(write_spans(tmp_path, "late", [early]))
+        _ask_again(seen, "/traces/1")
+        expect_value(
+            page,
+            lambda: _rows(page),
+            ["gateway POST /checkout", "auth check", "cart GET /cart", "payment POST /pay"],
+        )
+        expect(page.locator(".details")).to_have_count(1)
+        expect(page.locator(".row.failed .details")).to_contain_text("card refused")
+        expect(page.locator(".row[data-focus=yes]")).to_contain_text("POST /pay")
+
+
+def test_a_trace_that_is_not_there_is_not_looked_for_for_ever(
+    browser: Browser, address: str
+) -> None:
+    """It may be committed soon; after some time the page says that it has stopped."""
+    with watched_page(browser, address) as seen:
+        seen.expected = ("404",)
+        seen.page.clock.install()
+        page = seen.open("#/trace/99")
+        alert = page.get_by_role("alert")
+        expect(alert).to_contain_text("looks for it again")
+        _ask_again(seen, "/traces/99")
+        page.clock.fast_forward(150_000)
+        expect(alert).to_contain_text("no longer looks for it")
+        asked = [path for path in seen.requested if "/traces/99" in path]
+        for _ in range(5):
+            page.clock.run_for(40_000)
+        assert [path for path in seen.requested if "/traces/99" in path] == asked
+        page.get_by_role("button", name="Retry", exact=True).click()
+        expect_value(
+            page, lambda: sum("/traces/99" in path for path in seen.requested), len(asked) + 1
+        )
+        expect(alert).to_contain_text("no longer looks for it")

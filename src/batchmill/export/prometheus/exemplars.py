@@ -156,7 +156,7 @@ def _statements(snapshot: Snapshot, values: BucketValues) -> Metric:
             if exemplar is not None:
                 traces.setdefault(entity, {})[place] = exemplar
         for entity in sorted(counts):
-            labels = (("entity", entity[0]), ("name", entity[1]), ("stream", stream))
+            labels = (("entity_id", entity[0]), ("name", entity[1]), ("stream", stream))
             _add(family, labels, counts[entity], traces.get(entity, {}))
     return family
 

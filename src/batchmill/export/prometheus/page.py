@@ -50,6 +50,7 @@ _COUNTER_HELP = {
     "expired": "Rows that came too late for the TTL.",
     "doubtful": "Rows that were counted, though a clock must be wrong, by reason.",
     "overflow": "Rows of too many new entities, counted under overflow.",
+    "overflow labels": "Counts of too many labels, moved to the label overflow.",
     "duplicates": "Rows delivered again, and counted once.",
     "unused": "Rows that no metric reads.",
     "unresolved": "Spans whose partner did not come in time, by reason.",
@@ -183,7 +184,7 @@ class MetricsPage:
             self._store = self._open_store()
         store, former = self._store, self._snapshot
         minute = complete_minute(store.newest_minute(), now_s)
-        commits = [(stream.name, stream.epoch, stream.committed_at) for stream in store.streams()]
+        commits = [(stream.name, stream.epoch, stream.committed_ms) for stream in store.streams()]
         if former is not None and former.minute == minute:
             valid_s = _UNCHANGED_S if former.commits == commits else self._settings.refresh_s
             if 0 <= now_s - former.read_s < valid_s:

@@ -212,7 +212,7 @@ def help_text(metric: StoredMetric) -> str:
 def entity_labels(entity: LabelledEntity) -> Labels:
     """The labels that every series of an entity has."""
     return (
-        ("entity", entity.id),
+        ("entity_id", entity.id),
         ("name", entity.name),
         ("kind", entity.kind),
         ("layer", ",".join(sorted(entity.layers))),

@@ -47,6 +47,7 @@ PORT = 9464
 
 _DRAIN_S = 1.0
 _RETRY = {"retry-after": "5"}
+_HEALTH = "/healthz"
 
 
 class Outcome(StrEnum):
@@ -112,7 +113,12 @@ class PageServer(Closing):
         # A thread for each connection: they wait together while one of them reads the store.
         self._readers = ThreadPoolExecutor(settings.max_connections, "batchmill-prometheus-page")
         self._http = HttpServer(
-            self._serve, settings, settings.port, self._refuse, drain_s=_DRAIN_S
+            self._serve,
+            settings,
+            settings.port,
+            self._refuse,
+            drain_s=_DRAIN_S,
+            health=(_HEALTH,),
         )
         self._http.listen()
         self._thread = threading.Thread(
@@ -160,7 +166,7 @@ class PageServer(Closing):
             text = f"{request.method} is not supported: use GET\n"
             return _Answer("HTTP 501", PlainTextResponse(text, 501))
         path = request.scope["path"]
-        if path == "/healthz":
+        if path == _HEALTH:
             return _Answer(Outcome.HEALTHZ, PlainTextResponse("ok\n"))
         if path != "/metrics":
             text = "there is /metrics, and /healthz\n"
@@ -169,6 +175,7 @@ class PageServer(Closing):
             text = "a bearer token is required: send the header 'Authorization: Bearer <token>'\n"
             headers = {"www-authenticate": "Bearer"}
             return _Answer(Outcome.UNAUTHORIZED, PlainTextResponse(text, 401, headers))
+        request.scope["state"]["authenticated"]()
         form = TextFormat.accepted(request.headers.get("accept", ""))
         gzipped = "gzip" in request.headers.get("accept-encoding", "").lower()
         read = functools.partial(

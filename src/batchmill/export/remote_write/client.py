@@ -105,7 +105,7 @@ class Sample:
 
 
 class Outcome(enum.Enum):
-    """What became of a request."""
+    """The kind of answer to a request."""
 
     SENT = "sent"
     REFUSED = "refused"
@@ -116,7 +116,7 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """What became of a request, and why."""
+    """The outcome of a request, and its reason."""
 
     outcome: Outcome
     answer: str

@@ -56,7 +56,7 @@ class RemoteWriteSettings:
 
 @dataclass(frozen=True, slots=True)
 class RemoteWriteStats:
-    """What became of the samples so far: ``taken == sent + refused + unsent + waiting``."""
+    """Samples by outcome so far: ``taken == sent + refused + unsent + waiting``."""
 
     minute: int | None
     """The last minute that was sent completely; a restart continues after it."""

@@ -145,7 +145,7 @@ class RemoteWriter(Closing):
     def _enqueue_new(self) -> None:
         """Put every minute that has become complete into the queue, then what late rows changed."""
         store = self._store
-        commits = [(stream.name, stream.epoch, stream.committed_at) for stream in store.streams()]
+        commits = [(stream.name, stream.epoch, stream.committed_ms) for stream in store.streams()]
         newest, wall_s = store.newest_minute(), self._clock()
         complete = complete_minute(newest, wall_s)
         if newest is None or complete is None:

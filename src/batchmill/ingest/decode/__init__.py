@@ -49,7 +49,7 @@ def decode_traces(
 
     Invalid spans are left out one by one and counted. Raises `BadRequest` for a body that cannot be
     decoded, `TooLarge` for one over a limit, and nothing else. Without ``packed`` the spans come as
-    lists, from the decoder in Python.
+    lists, from the decoder in Python, to be written as messages of Kafka.
     """
     if len(body) > limits.max_decompressed_bytes:
         raise too_many_bytes(len(body), limits.max_decompressed_bytes)
@@ -66,4 +66,4 @@ def decode_traces(
             return decoded
     rows = Rows(limits)
     read(body, rows)
-    return rows.decoded()
+    return rows.decoded(packed=packed)

@@ -49,7 +49,7 @@ class Limits:
     """Of a body as sent."""
 
     max_decompressed_bytes: int = 64 * 2**20
-    """Of a body after decompression."""
+    """Of a body after decompression; also at most 20 times as many as were sent, and 16 MiB."""
 
     max_spans: int = 50_000
     """Spans in a request; also the limit of its resources and scopes together."""
@@ -64,8 +64,8 @@ class Limits:
     """Attributes of all spans and resources of a request: they take most of its memory."""
 
     max_expanded_bytes: int = 256 * 2**20
-    """Of a request whose spans have a copy of their resource each, as readers of a segment and
-    messages of Kafka have them; every attribute counts for 64 bytes and its texts."""
+    """Of a request whose spans have a copy of their resource each, as readers of a segment may have
+    them; every attribute counts for 64 bytes and its texts."""
 
     max_attribute_length: int = 4096
     """Of an attribute's value as text; a longer one is cut."""
@@ -97,18 +97,22 @@ class Limits:
 
 ATTRIBUTE_BYTES = 64
 """What an attribute takes beside its texts, where a table is written or read."""
-_HELD_FACTOR, _HELD_MIB, _TABLE_MIB = 20, 1, 16
+_HELD_FACTOR, _HELD_MIB, _WRITTEN_MIB, _MESSAGES_MIB = 20, 1, 16, 64
 """The id of a span is 8 random bytes, which no sender can compress: 20 times that is more than the
 132 bytes, at most, that a span takes without attributes. Its times and the ids of its trace and
-parent add to that, so attributes that are alike in all spans have room, too."""
+parent add to that, so attributes that are alike in all spans have room, too. A body without its
+compression has those for each span. Messages of Kafka have the resource for each span as well, and
+a Collector sends 8192 spans at once, of Java with its command line in the resource."""
 
 
-def check_held(held: int, table: int, sent: int) -> None:
+def check_held(held: int, written: int, sent: int, *, packed: bool = True) -> None:
     """Raise `TooLarge` for a request that takes far more memory than the bytes that were sent.
 
-    ``held`` is what it takes until its segment is written, ``table`` while it is written.
+    ``held`` is what it takes until it is written, ``written`` while that happens: as the table of a
+    segment or, if it is not ``packed``, as messages of Kafka.
     """
-    for size, mib, when in ((held, _HELD_MIB, "waits"), (table, _TABLE_MIB, "is written")):
+    written_mib = _WRITTEN_MIB if packed else _MESSAGES_MIB
+    for size, mib, when in ((held, _HELD_MIB, "waits"), (written, written_mib, "is written")):
         most = _HELD_FACTOR * sent + mib * 2**20
         if size > most:
             raise TooLarge(
@@ -129,27 +133,28 @@ def expanded_too_large(limits: Limits) -> TooLarge:
 def decompress(body: bytes, encoding: str, limits: Limits) -> bytes:
     """Undo the content ``encoding`` of ``body``: one of `ENCODINGS`, or empty for identity.
 
-    Never holds more than the limit allows: raises `TooLarge` as soon as the output exceeds it.
-    Raises `BadRequest` for data that is invalid, incomplete, or continues after its end, and
-    `Unsupported` for any other encoding.
+    Never holds more than the limits allow, of which one grows with ``body``: raises `TooLarge` as
+    soon as the output exceeds them. Raises `BadRequest` for data that is invalid, incomplete, or
+    continues after its end, and `Unsupported` for any other encoding.
     """
     if len(body) > limits.max_body_bytes:
         raise too_many_bytes(len(body), limits.max_body_bytes)
+    most = min(limits.max_decompressed_bytes, _HELD_FACTOR * len(body) + _WRITTEN_MIB * 2**20)
     match encoding.strip().lower():
         case "" | "identity":
-            if len(body) > limits.max_decompressed_bytes:
-                raise _inflated_too_large(limits)
+            if len(body) > most:
+                raise _inflated_too_large(most)
             return body
         case "gzip" | "x-gzip":
-            return _inflate(body, _GZIP, limits, "gzip")
+            return _inflate(body, _GZIP, most, "gzip")
         case "deflate":
-            return _inflate(body, _ZLIB if _has_zlib_header(body) else _RAW, limits)
+            return _inflate(body, _ZLIB if _has_zlib_header(body) else _RAW, most)
         case "zlib":
-            return _inflate(body, _ZLIB, limits, "zlib")
+            return _inflate(body, _ZLIB, most, "zlib")
         case ("zstd" | "lz4") as codec:
-            return _read_frames(body, codec, limits)
+            return _read_frames(body, codec, most)
         case "snappy" if not body.startswith(_SNAPPY_FRAMES):
-            return _read_snappy(body, limits)
+            return _read_snappy(body, most)
     raise Unsupported(
         f"the content encoding {encoding[:40]!r} is not one of {', '.join(ENCODINGS)} "
         "(snappy without frames)"
@@ -161,10 +166,10 @@ def _has_zlib_header(body: bytes) -> bool:
     return len(body) > 1 and body[0] & 15 == 8 and (body[0] << 8 | body[1]) % 31 == 0
 
 
-def _inflate(body: bytes, window: int, limits: Limits, encoding: str = "deflate") -> bytes:
+def _inflate(body: bytes, window: int, most: int, encoding: str = "deflate") -> bytes:
     view = memoryview(body)
     parts: list[bytes] = []
-    room = limits.max_decompressed_bytes
+    room = most
     at = members = 0
     while True:
         members += 1
@@ -182,7 +187,7 @@ def _inflate(body: bytes, window: int, limits: Limits, encoding: str = "deflate"
             at += len(step) - len(stream.unconsumed_tail) - len(stream.unused_data)
             room -= len(part)
             if room < 0:
-                raise _inflated_too_large(limits)
+                raise _inflated_too_large(most)
             if part:
                 parts.append(part)
         if at == len(body) or (body[at] == 0 and not body[at:].strip(b"\0")):
@@ -192,7 +197,7 @@ def _inflate(body: bytes, window: int, limits: Limits, encoding: str = "deflate"
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _read_frames(body: bytes, codec: str, limits: Limits) -> bytes:
+def _read_frames(body: bytes, codec: str, most: int) -> bytes:
     """Decompress frames of zstd or lz4, one after the other, as both formats allow.
 
     A frame of zstd may name a window of up to 128 MiB, but only what it fills is memory, and that
@@ -201,7 +206,7 @@ def _read_frames(body: bytes, codec: str, limits: Limits) -> bytes:
     if not body:
         raise BadRequest(f"the {codec} body ends early: it was truncated in transit")
     parts: list[bytes] = []
-    room = limits.max_decompressed_bytes
+    room = most
     step = max(_STEP, 8 * len(body))  # most bodies are read at once
     with pa.CompressedInputStream(pa.BufferReader(body), codec) as stream:
         while True:
@@ -215,13 +220,13 @@ def _read_frames(body: bytes, codec: str, limits: Limits) -> bytes:
                 raise BadRequest(f"the body is not valid {codec}: {error}") from error
             room -= len(part)
             if room < 0:
-                raise _inflated_too_large(limits)
+                raise _inflated_too_large(most)
             if not part:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
             parts.append(part)
 
 
-def _read_snappy(body: bytes, limits: Limits) -> bytes:
+def _read_snappy(body: bytes, most: int) -> bytes:
     """Decompress a block of snappy, which starts with its size: a number of up to five bytes."""
     size = 0
     for at, byte in enumerate(body[:5]):
@@ -230,18 +235,17 @@ def _read_snappy(body: bytes, limits: Limits) -> bytes:
             break
     else:
         raise BadRequest("the body is not valid snappy: it does not start with its size")
-    if size > limits.max_decompressed_bytes:
-        raise _inflated_too_large(limits)
+    if size > most:
+        raise _inflated_too_large(most)
     try:
         return bytes(pa.decompress(body, size, "snappy", asbytes=True))
     except (OSError, ValueError) as error:
         raise BadRequest(f"the body is not valid snappy: {error}") from error
 
 
-def _inflated_too_large(limits: Limits) -> TooLarge:
+def _inflated_too_large(most: int) -> TooLarge:
     return TooLarge(
-        f"the body has more than {limits.max_decompressed_bytes} bytes when decompressed: "
-        "send fewer spans in a request"
+        f"the body has more than {most} bytes when decompressed: send fewer spans in a request"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -40,13 +41,16 @@ EVENT_ROOM = 4
 _NO_TRACE, _NO_SPAN = bytes(16), bytes(8)
 
 _WAITING_ROW_BYTES, _TABLE_ROW_BYTES = 132, 320
-"""What a span takes beside its attributes: while it waits, and in the table of a segment."""
+"""What a span takes beside its attributes: while it waits, and while it is written: in the table of
+a segment, or in a message of Kafka."""
 INDEX_BYTES = 8
 """What an attribute takes there, beside the texts, which are there once."""
 _COLUMN_BYTES = 4
 """What a column of attributes takes for each span, whether it has that attribute or not."""
 _TEXT_BYTES = 4
 """What a text takes beside its characters."""
+_FIELD_BYTES = 10
+"""What an attribute takes in a message of Kafka beside its texts, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +62,8 @@ class Decoded:
     """Number of rejected spans, by reason."""
     cuts: dict[str, int] = field(default_factory=dict)
     """Number of texts cut and attributes dropped in accepted spans, by reason."""
-    table_bytes: int = 0
-    """What the spans take while their segment is written."""
+    written_bytes: int = 0
+    """What the spans take while they are written: as the table of a segment, or as messages."""
 
     @property
     def rejected(self) -> int:
@@ -256,10 +260,12 @@ class Rows:
                     self.cut("attribute key repeated")
                 pairs[key] = text
 
-    def decoded(self) -> Decoded:
-        """The collected spans."""
-        self._batch.approx_bytes, table_bytes = self._held_bytes()
-        return Decoded(self._batch, self.rejections, self.cuts, table_bytes)
+    def decoded(self, *, packed: bool = True) -> Decoded:
+        """The collected spans; without ``packed`` they will be written as messages of Kafka."""
+        self._batch.approx_bytes, written_bytes = self._held_bytes()
+        if not packed:
+            written_bytes = self._message_bytes()
+        return Decoded(self._batch, self.rejections, self.cuts, written_bytes)
 
     def _held_bytes(self) -> tuple[int, int]:
         """What the spans will take with dictionaries: while they wait, and as a table."""
@@ -291,13 +297,36 @@ class Rows:
         attributes += sum(map(len, columns["resource"]))
         return waiting, _TABLE_ROW_BYTES * spans + INDEX_BYTES * attributes + text_bytes
 
+    def _message_bytes(self) -> int:
+        """What the spans will take as messages of Kafka, where each has a copy of its resource."""
+        columns = self._batch.columns
+        resources = Counter(map(id, columns["resource"]))
+        distinct = {id(pairs): pairs for pairs in columns["resource"]}
+        return (
+            _TABLE_ROW_BYTES * len(self._trace_ids)
+            + _utf8_bytes(columns["name"])
+            + _utf8_bytes(columns["service"])
+            + sum(map(_field_bytes, columns["attributes"]))
+            + sum([count * _field_bytes(distinct[key]) for key, count in resources.items()])
+        )
+
+
+def _field_bytes(pairs: Pairs) -> int:
+    """What attributes take in a message of Kafka."""
+    texts = _utf8_bytes(pairs) + _utf8_bytes(pairs.values())
+    return _FIELD_BYTES * len(pairs) + texts
+
 
 def _text_bytes(texts: Collection[str]) -> int:
     """What a dictionary of texts takes."""
+    return _utf8_bytes(texts) + _TEXT_BYTES * len(texts)
+
+
+def _utf8_bytes(texts: Iterable[str]) -> int:
     sizes = [
         len(text) if text.isascii() else len(text.encode(errors="surrogatepass")) for text in texts
     ]
-    return sum(sizes) + _TEXT_BYTES * len(texts)
+    return sum(sizes)
 
 
 def expanded_bytes(pairs: Pairs) -> int:

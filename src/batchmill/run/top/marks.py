@@ -138,6 +138,11 @@ def short(count: float) -> str:
     return f"{count / 1e3:.0f}k"
 
 
+def short_count(count: int, noun: str) -> str:
+    """The same with its noun: "1 span", "2 spans"."""
+    return f"{short(count)} {noun if count == 1 else noun + 's'}"
+
+
 def seconds(value: float) -> str:
     """A duration in few characters.
 

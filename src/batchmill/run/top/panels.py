@@ -21,6 +21,7 @@ from batchmill.run.top.marks import (
     heat_style,
     seconds,
     short,
+    short_count,
 )
 from batchmill.wording import count_of
 
@@ -154,7 +155,7 @@ def draw_batches(status: StatusJson, sheet: Sheet, *, titled: bool = True) -> li
     newest, all_s = batches[-1], [float(batch["seconds"]) for batch in batches]
     summary = (
         f"newest {seconds(all_s[-1])}, median {seconds(statistics.median(all_s))}, "
-        f"worst {seconds(max(all_s))} of {len(batches)}; {short(newest['rows'])} rows"
+        f"worst {seconds(max(all_s))} of {len(batches)}; {short_count(newest['rows'], 'row')}"
     )
     phases = _phases(batches)
     if not titled:

@@ -22,7 +22,7 @@ from batchmill.run.home import Home
 from batchmill.run.screen import STATE_STYLES, size
 from batchmill.run.status import alerts_text, export_text, read_status
 from batchmill.run.top.history import History, StatusJson
-from batchmill.run.top.marks import DIM, Sheet, cut_line, heading, seconds, short
+from batchmill.run.top.marks import DIM, Sheet, cut_line, heading, seconds, short, short_count
 from batchmill.run.top.panels import (
     LEVEL_STYLES,
     draw_batch_chart,
@@ -154,6 +154,9 @@ def _stages(status: StatusJson, history: History) -> list[_Stage]:
     requests = sum(ingest.get("requests", {}).values())
     last = status.get("last_batch")
     newest = (status.get("batches") or [{}])[-1]
+    took = f"{seconds(newest['seconds'])} last" if newest.get("seconds") else "no batch yet"
+    if long := status.get("long_batch"):
+        took = f"{seconds(long['seconds'])} so far"
     committed = status.get("committed_at")
     level = str((status.get("thresholds") or {}).get("level", ""))
     queue: StatusJson = next(
@@ -166,7 +169,7 @@ def _stages(status: StatusJson, history: History) -> list[_Stage]:
             "bold",
             (
                 f"{short(received)}/s" if runs and received is not None else "",
-                f"{short(ingest.get('received_spans', 0))} spans",
+                short_count(ingest.get("received_spans", 0), "span"),
                 f"{ingest.get('connections', {}).get('open', 0):,} open",
             ),
         ),
@@ -178,7 +181,7 @@ def _stages(status: StatusJson, history: History) -> list[_Stage]:
         _Stage(
             "queue",
             LEVEL_STYLES.get(level, "") + " bold",
-            (f"{short(status.get('queue_rows', 0))} spans", f"{full:.1f} % full", level.lower()),
+            (short_count(status.get("queue_rows", 0), "span"), f"{full:.1f} % full", level.lower()),
         ),
         _backlog_stage(status),
         _Stage(
@@ -186,7 +189,7 @@ def _stages(status: StatusJson, history: History) -> list[_Stage]:
             _style(status, "pipeline"),
             (
                 _state(status, "pipeline"),
-                f"{seconds(newest['seconds'])} last" if newest.get("seconds") else "no batch yet",
+                took,
                 f"{short(counted)}/s" if runs and counted is not None else "",
             ),
         ),
@@ -196,7 +199,7 @@ def _stages(status: StatusJson, history: History) -> list[_Stage]:
             (
                 "nothing yet" if last is None else f"batch {last:,}",
                 "" if committed is None else f"{seconds(max(0.0, _now(status) - committed))} ago",
-                f"{short(pipeline.get('spans', 0))} spans",
+                short_count(pipeline.get("spans", 0), "span"),
             ),
         ),
     ]
@@ -210,9 +213,9 @@ def _backlog_stage(status: StatusJson) -> _Stage:
         known = "not known" if messages is None else short(messages)
         return _Stage("topic", "bold", (known, "unread", lag))
     spool = status.get("spool", {})
-    files = f"{short(spool.get('segments', 0))} files"
+    files = short_count(spool.get("segments", 0), "file")
     if behind := status.get("behind"):
-        files = f"{short(behind['rows'])} {behind['unit']}s"
+        files = short_count(behind["rows"], behind["unit"])
     return _Stage("spool", "bold", (files, size(spool.get("bytes", 0)), lag))
 
 
@@ -222,7 +225,7 @@ def _last_minutes(history: History, sheet: Sheet) -> list[Text]:
     last = samples[-1]
     rows = [
         ("spans/s", history.received_rates(), short(history.received_per_s() or 0)),
-        ("queue", [float(sample.queue) for sample in samples], f"{short(last.queue)} spans"),
+        ("queue", [float(sample.queue) for sample in samples], short_count(last.queue, "span")),
     ]
     if history.has_spool:
         spool = [float(sample.spool_bytes) for sample in samples]

@@ -1,10 +1,14 @@
 """The Spark job of a batch.
 
-    segments ─► ReadStep ──┬─► [by trace] ─► SpanStep ─► [by entity] ─┬─► MergeStep ─► the driver
-    rows ─► ReadFrameStep ─┘                                         └─► CommitStep ─► the store
+    segments ─► ReadStep ─► [by trace] ─► SpanStep ─► [by entity] ─┬─► MergeStep ─► the driver
+                                                                   └─► CommitStep ─► the store
 
 The plan is the same for every batch and takes Spark a few milliseconds: all that it knows of are
 blobs. Without spans the step in the middle is left out.
+
+A task of the last two steps has some parts of the traces, then of the entities, and takes memory
+for those. A batch of which the store has parts after a run that broke off gets as many tasks as
+parts: that is the least that a task can have, and what is recorded is left out.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,18 +24,17 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from batchmill.sources import TIME_COLUMN
-from batchmill.spark.batch.merge import CommitStep, Merged, MergeStep, PartCommit
-from batchmill.spark.batch.plan import Limits, Shipped, TaskPlan
-from batchmill.spark.batch.read_step import ReadContentStep, ReadFrameStep, ReadStep
+from batchmill.spans import KnownHosts
+from batchmill.spark.batch.merge import BlobMerger, CommitStep, MergeStep, PartCommit
+from batchmill.spark.batch.plan import Limits, PickledPlan, TaskPlan
+from batchmill.spark.batch.read_step import ReadContentStep, ReadStep
 from batchmill.spark.batch.report import TaskReport
 from batchmill.spark.batch.span_step import SpanStep
 from batchmill.spark.files import remote
 from batchmill.spark.files.paths import AnyPath, is_uri
-from batchmill.spark.files.remote import Contents, RowsStep
+from batchmill.spark.files.remote import Contents
 from batchmill.spark.files.statefiles import StateFile
-from batchmill.spark.input.rows import END_COLUMN, SPAN
-from batchmill.spark.input.segments import local_path, source_of
+from batchmill.spark.input.segments import local_path
 from batchmill.spark.shuffle import COLUMNS, Kind, read_blobs
 
 SETTINGS: Mapping[str, str] = {
@@ -47,6 +50,8 @@ SETTINGS: Mapping[str, str] = {
     # are new. Spark would take it for another result, and give up a job that is half done.
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "false",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "false",
+    # The files of a shuffle are removed as soon as its job is over, not when the JVM finds garbage.
+    "spark.sql.classic.shuffleDependency.fileCleanup.enabled": "true",
 }
 """Settings of the session that jobs run in."""
 _PARTS_PER_CORE = 4
@@ -56,20 +61,6 @@ _BYTES_PER_TASK = 16 * 2**20
 """Bytes of segments, which are some hundred thousand spans: what a task holds in memory."""
 _PENDING_PER_TASK = 500_000
 """Pending spans that expire or are merged: the others stay in their files, and take no memory."""
-
-
-@dataclass(frozen=True)
-class Input:
-    """What a batch is to be made of."""
-
-    paths: Sequence[str] = ()
-    frames: Mapping[str, DataFrame] = field(default_factory=dict)
-    """Rows of a backfill that lie in no segment, by source."""
-
-    @property
-    def has_spans(self) -> bool:
-        """Whether spans may be among them."""
-        return SPAN.name in self.frames or any(source_of(path) == SPAN.name for path in self.paths)
 
 
 @dataclass(frozen=True)
@@ -86,8 +77,8 @@ class SpanWork:
     """How many of its pending spans expire, or are merged with those of this batch."""
     folder: AnyPath
     """Where the state of this batch is written."""
-    answering: frozenset[str] | None = None
-    """The hosts outside that have answered; None: not known."""
+    hosts: KnownHosts | None = None
+    """What earlier batches have learned about hosts; None: not known."""
 
     @property
     def local_folder(self) -> str | None:
@@ -104,7 +95,7 @@ class SpanWork:
 class JobResult:
     """What a batch's job gives."""
 
-    merged: Merged
+    merged: BlobMerger
     """What the driver is to commit; empty if the tasks have committed it."""
     report: TaskReport = field(default_factory=TaskReport)
     ahead: dict[str, list[pa.Table]] = field(default_factory=lambda: defaultdict(list))
@@ -132,13 +123,17 @@ class BatchJob:
         self._spark = spark
         self._plan = plan
         self._parts = plan.parts
-        self._shipped = Shipped(plan)
+        self._shipped = PickledPlan(plan)
         self._dedup = dedup
-        self._cores = max(1, spark.sparkContext.defaultParallelism)
+
+    @property
+    def _cores(self) -> int:
+        """How many tasks run at once; executors may come and go."""
+        return max(1, self._spark.sparkContext.defaultParallelism)
 
     def run(
         self,
-        given: Input,
+        paths: Sequence[str],
         limits: Limits,
         spans: SpanWork | None = None,
         commit: PartCommit | None = None,
@@ -147,12 +142,16 @@ class BatchJob:
 
         With ``commit`` the tasks commit what they have merged.
         """
-        contents = self._contents(given)
-        tasks = self._tasks(given, contents, 0 if spans is None else spans.rows)
-        if commit is None or not commit.opened.recorded:
-            limits = replace(limits, tasks=tasks)
-        blobs = self._processed(given, limits, spans, contents, tasks)
-        result = JobResult(Merged(self._plan))
+        contents = self._contents(paths)
+        tasks = self._tasks(paths, contents, 0 if spans is None else spans.rows)
+        readers = self._cores
+        if commit is not None and commit.opened.recorded:
+            # Part by part: blobs tell which are recorded, and tasks take the least memory, in case
+            # that was too little. The batch cannot be divided any more.
+            tasks = readers = self._parts
+        limits = replace(limits, tasks=tasks)
+        blobs = self._processed(paths, limits, spans, contents, tasks, readers)
+        result = JobResult(BlobMerger(self._plan))
         if contents is not None:
             result.report.bad += contents.bad
         if limits.quarantine is None or (spans is not None and spans.local_folder is None):
@@ -177,45 +176,44 @@ class BatchJob:
 
     @contextlib.contextmanager
     def rows(
-        self, given: Input, limits: Limits, spans: SpanWork | None
+        self, paths: Sequence[str], limits: Limits, spans: SpanWork | None
     ) -> Iterator[dict[str, DataFrame]]:
         """The rows that :meth:`run` counts, by event type; to be used within the context.
 
         A job of its own, which writes nothing.
         """
-        contents = self._contents(given)
-        tasks = self._tasks(given, contents, 0 if spans is None else spans.rows)
-        blobs = self._processed(given, limits, spans, contents, tasks, rows_only=True)
+        contents = self._contents(paths)
+        tasks = self._tasks(paths, contents, 0 if spans is None else spans.rows)
+        blobs = self._processed(paths, limits, spans, contents, tasks, self._cores, rows_only=True)
         blobs = blobs.where(F.col("kind") == Kind.ROWS.value).persist()
         try:
             sources = sorted(row["source"] for row in blobs.select("source").distinct().collect())
-            yield {source: self._unpacked(blobs, source) for source in sources}
+            schemas = {name: self._plan.catalog.source(name).arrow_schema() for name in sources}
+            yield {
+                name: remote.unpacked(blobs.where(F.col("source") == name), schema)
+                for name, schema in schemas.items()
+            }
         finally:
             blobs.unpersist()
 
-    def _unpacked(self, blobs: DataFrame, source: str) -> DataFrame:
-        schema = self._plan.catalog.source(source).arrow_schema()
-        columns = self._spark.createDataFrame(schema.empty_table()).schema
-        own = blobs.where(F.col("source") == source)
-        return own.mapInArrow(RowsStep(schema), columns)
-
-    def _contents(self, given: Input) -> Contents | None:
+    def _contents(self, paths: Sequence[str]) -> Contents | None:
         """The segments that are not on this machine."""
-        uris = [path for path in given.paths if is_uri(path)]
+        uris = [path for path in paths if is_uri(path)]
         return remote.contents_of(self._spark, uris) if uris else None
 
     def _processed(
         self,
-        given: Input,
+        paths: Sequence[str],
         limits: Limits,
         spans: SpanWork | None,
         contents: Contents | None,
         tasks: int,
+        readers: int,
         *,
         rows_only: bool = False,
     ) -> DataFrame:
         """What the steps before the last one give."""
-        blobs = self._read(given, limits, contents, rows_only=rows_only)
+        blobs = self._read(paths, limits, contents, readers, rows_only=rows_only)
         if spans is None:
             return blobs
         state = remote.state_frame(self._spark, spans.remote_files, self._parts, tasks)
@@ -231,45 +229,39 @@ class BatchJob:
             [file for file in spans.files if not is_uri(file.folder)],
             spans.local_folder,
             rows_only,
-            spans.answering,
+            spans.hosts,
         )
         return _by_part(blobs, tasks).mapInArrow(step, COLUMNS)
 
     def _read(
-        self, given: Input, limits: Limits, contents: Contents | None, *, rows_only: bool
+        self,
+        paths: Sequence[str],
+        limits: Limits,
+        contents: Contents | None,
+        readers: int,
+        *,
+        rows_only: bool,
     ) -> DataFrame:
-        """The blobs of segments and frames."""
-        slices = self._slices([path for path in given.paths if not is_uri(path)])
+        """The blobs of segments."""
+        slices = self._slices([path for path in paths if not is_uri(path)], readers)
         # One partition at least: a batch may have nothing to read, and state to work off.
         numbers = self._spark.range(0, len(slices), 1, max(1, len(slices)))
         frames = [numbers.mapInArrow(ReadStep(self._shipped, limits, slices, rows_only), COLUMNS)]
         if contents is not None:
             read = ReadContentStep(self._shipped, limits, rows_only)
             frames.append(contents.frame.mapInArrow(read, COLUMNS))
-        for source, frame in given.frames.items():
-            rows = _only(frame, self._columns(source))
-            step = ReadFrameStep(self._shipped, limits, source, rows_only)
-            frames.append(rows.mapInArrow(step, COLUMNS))
-        # The first is of this session: the job has its settings, not those of a frame's own.
         return functools.reduce(DataFrame.unionAll, frames)
 
-    def _columns(self, source: str) -> set[str]:
-        """The columns of an event type, or of spans."""
-        kind = SPAN if source == SPAN.name else self._plan.catalog.source(source)
-        return {TIME_COLUMN, END_COLUMN, *(field.column for field in kind.fields.values())}
-
-    def _slices(self, paths: Sequence[str]) -> list[Sequence[str]]:
+    def _slices(self, paths: Sequence[str], readers: int) -> list[Sequence[str]]:
         """Segments by task; neighbours are spread, since they are of about the same size."""
-        count = min(len(paths), max(self._cores, -(-len(paths) // _FILES_PER_TASK)))
+        count = min(len(paths), max(readers, -(-len(paths) // _FILES_PER_TASK)))
         ordered = sorted(paths)
         return [tuple(ordered[place::count]) for place in range(count)]
 
-    def _tasks(self, given: Input, contents: Contents | None, pending: int) -> int:
+    def _tasks(self, paths: Sequence[str], contents: Contents | None, pending: int) -> int:
         """How many tasks share the traces, and the entities."""
-        if given.frames:  # of any size
-            return self._parts
         size = 0 if contents is None else contents.bytes
-        for path in filter(None, map(local_path, given.paths)):
+        for path in filter(None, map(local_path, paths)):
             with contextlib.suppress(OSError):
                 size += Path(path).stat().st_size
         wanted = max(-(-size // _BYTES_PER_TASK), -(-pending // _PENDING_PER_TASK))
@@ -278,15 +270,3 @@ class BatchJob:
 
 def _by_part(blobs: DataFrame, tasks: int) -> DataFrame:
     return blobs.repartitionById(tasks, F.col("part") % tasks)
-
-
-def _only(frame: DataFrame, wanted: Collection[str]) -> DataFrame:
-    """Some columns, by their place: the frame's session may take ``a`` and ``A`` for one name."""
-    numbered = frame.toDF(*(f"c{place}" for place in range(len(frame.columns))))
-    return numbered.select(
-        *(
-            F.col(f"c{place}").alias(name)
-            for place, name in enumerate(frame.columns)
-            if name in wanted
-        )
-    )

@@ -24,12 +24,11 @@ from batchmill.aggregate import (
     EntityLimiter,
     UnknownEntities,
 )
-from batchmill.errors import ConfigError
 from batchmill.oal import MapKey
 from batchmill.outbox import Outbox
 from batchmill.sources import Catalog, bucket_end, bucket_start
-from batchmill.spans import SERVED, TAGS
-from batchmill.spark.batch.job import BatchJob, Input, JobResult, SpanWork, parts_for
+from batchmill.spans import MOST_HOSTS, SERVED, TAGS
+from batchmill.spark.batch.job import BatchJob, JobResult, SpanWork, parts_for
 from batchmill.spark.batch.merge import PartCommit
 from batchmill.spark.batch.plan import Limits, TaskPlan
 from batchmill.spark.batch.report import (
@@ -46,14 +45,14 @@ from batchmill.spark.errors import PipelineError
 from batchmill.spark.failures import explain_full_disk, explain_task_error, spark_local_folders
 from batchmill.spark.files import state
 from batchmill.spark.files.paths import AnyPath, local_only
-from batchmill.spark.files.remote import write_invalid
+from batchmill.spark.files.quarantine import Quarantine
 from batchmill.spark.files.state import StateFiles
 from batchmill.spark.files.statefiles import write_hosts
 from batchmill.spark.input.deltas import AHEAD
-from batchmill.spark.input.quarantine import Quarantine
-from batchmill.spark.input.rows import SPAN, ColumnTypeError, check_schema
+from batchmill.spark.input.rows import SPAN
+from batchmill.spark.input.segments import source_of
 from batchmill.spark.settings import PipelineSettings
-from batchmill.store import Batch, Carry, Layout, OpenParts, TaskAddress
+from batchmill.store import Batch, Layout, OpenParts, StreamFile, TaskAddress, moment_of
 from batchmill.wording import count_of
 
 log = logging.getLogger("batchmill.spark")
@@ -64,7 +63,7 @@ OnRows: TypeAlias = Callable[[str, DataFrame], None]
 
 @dataclass
 class Work:
-    """What a batch is to be made of."""
+    """The input of a batch, and the state it starts from."""
 
     stream: str
     number: int
@@ -76,18 +75,19 @@ class Work:
     parts: int
     """Into how many parts traces and entities are divided."""
     paths: Sequence[str] = ()
-    frames: Mapping[str, DataFrame] = field(default_factory=dict)
-    """Rows of a backfill that lie in no segment, by source."""
     files: StateFiles = field(default_factory=StateFiles)
     open_parts: OpenParts | None = None
-    """What is known of the batch's parts, if its tasks are to commit them."""
+    """The batch's parts in the store, if its tasks commit them."""
     budget: EntityBudget | None = None
     """How many new entities it may bring; None: all."""
-    settle: bool = False
     expire: bool = True
     """Whether spans expire once they waited long enough; a backfill keeps all until its end."""
+    latest: float | None = None
+    """Rows may be of that time; see :class:`batchmill.spark.input.books.Plan`."""
     settled: float | None = None
-    """Older input waits, from this time on; see :class:`batchmill.spark.runtime.books.Plan`."""
+    """Older input waits, from this time on; see :class:`batchmill.spark.input.books.Plan`."""
+    step: float = 0.0
+    """The clock was set by so many seconds; see :class:`batchmill.spark.input.books.Plan`."""
     watch: Stopwatch = field(default_factory=Stopwatch)
 
 
@@ -97,16 +97,18 @@ class _StatePlan:
 
     tick: int
     """What the spans of this batch are marked with."""
-    expired: Sequence[Carry]
+    expired: Sequence[StreamFile]
     """Files of spans that wait no longer after this batch."""
-    expired_ids: Sequence[Carry]
+    expired_ids: Sequence[StreamFile]
     """Files of the dedup index that are needed no longer."""
-    ids: Sequence[Carry]
+    ids: Sequence[StreamFile]
     """The other files of the dedup index."""
-    merged: Sequence[Carry]
+    merged: Sequence[StreamFile]
     """Files whose content goes into the files of this batch."""
-    restamped: Sequence[Carry]
+    restamped: Sequence[StreamFile]
     """Files that get another time."""
+    in_time: bool
+    """Whether only those spans are given up that have waited long enough."""
 
 
 class BatchMaker:
@@ -138,26 +140,35 @@ class BatchMaker:
         self._settings = settings
         self._quarantine = quarantine
         self._window_ms = None if dedup_s is None else int(dedup_s * 1000)
-        self.parts = parts_for(spark)
-        """Into how many parts new batches are divided."""
         self._plan = TaskPlan(
-            *(catalog, aggregators, _attribute_keys(aggregators), settings, self.parts, layout),
+            *(catalog, aggregators, _attribute_keys(aggregators), settings, parts_for(spark)),
+            layout,
             normalise_names=settings.normalise_names,
         )
         self._folder = folder
         self._store = store
         self._outbox = outbox
         self._spark = spark
-        self._job = self._job_of(self.parts)
+        self._job = self._job_of(self._plan.parts)
         self._folders = local_only(folder, quarantine.folder, *spark_local_folders(spark))
+
+    def divide(self) -> int:
+        """Into how many parts a new batch is divided.
+
+        More once more executors have come. Never fewer: then state of other parts is to be read.
+        """
+        parts = parts_for(self._spark)
+        if parts > self._plan.parts:
+            self._plan = replace(self._plan, parts=parts)
+            self._job = self._job_of(parts)
+        return self._plan.parts
 
     def make(self, work: Work) -> tuple[Batch, BatchStats]:
         """Make the batch. A segment that turns out to be broken is quarantined and left out."""
-        self._check_frames(work.frames)
-        given = Input(work.paths, work.frames)
         plan = self._plan_state(work)
         spans = None
-        if given.has_spans or plan.expired:
+        has_spans = any(source_of(path) == SPAN.name for path in work.paths)
+        if has_spans or plan.expired or plan.restamped:
             files = (*work.files.pending, *plan.ids)
             copied = {file.path for file in (*plan.expired, *plan.merged)}
             state.check_files((*files, *work.files.hosts), self._spark)
@@ -168,27 +179,27 @@ class BatchMaker:
                 sum(file.rows for file in work.files.pending if file.path in copied),
                 self._folder / state.new_name(work.number, work.parts),
                 # In a backfill nobody waits for an edge to appear, and all spans are there.
-                work.files.answering(self._folder) if work.expire else None,
+                work.files.known_hosts(self._folder) if work.expire else None,
             )
         self._quarantine.clear_staging(work.stream, work.number)
         work.watch.lap(READ)
         # A batch that is run again may have been planned in another session.
-        job = self._job if work.parts == self.parts else self._job_of(work.parts)
+        job = self._job if work.parts == self._plan.parts else self._job_of(work.parts)
         with explain_full_disk(*self._folders), explain_task_error():
             limits = self._limits(work)
             if self._on_rows is not None:
-                with job.rows(given, limits, spans) as frames:
+                with job.rows(work.paths, limits, spans) as frames:
                     for source, rows in frames.items():
                         self._on_rows(source, rows)
                 work.watch.lap(HOOK)
-            result = job.run(given, limits, spans, self._part_commit(work))
+            result = job.run(work.paths, limits, spans, self._part_commit(work))
             try:
                 for failure in result.report.failures:
                     raise failure
                 work.watch.lap(SPARK)
                 batch, stats = self._batch(work, result)
                 if spans is not None:
-                    self._add_hosts(batch, work, result, spans)
+                    self._add_hosts(batch, work, plan, result, spans)
                     self._add_state(batch, plan, result, spans)
             finally:
                 result.release()
@@ -203,9 +214,9 @@ class BatchMaker:
         """What becomes of the files of earlier batches.
 
         Files from the future would wait for it. So spans that wait are given up if such a file is
-        among theirs, and ids count as of now.
+        among theirs. Ids go with the clock where that was set, but not into the future.
         """
-        files = work.files
+        files = replace(work.files, ids=state.shifted(work.files.ids, work.step))
         now_ms = int(work.now * 1000)
         if work.expire and state.are_ahead(files.ids, work.now):
             in_time = [replace(file, arrived_ms=min(file.arrived_ms, now_ms)) for file in files.ids]
@@ -232,28 +243,39 @@ class BatchMaker:
                 fitting, tick=tick, window_ms=self._window_ms, expire=work.expire
             )
         restamped = [file for file in ids if file not in (*work.files.ids, *merged)]
-        return _StatePlan(tick, expired, expired_ids, ids, merged, restamped)
+        return _StatePlan(tick, expired, expired_ids, ids, merged, restamped, not files.expire_all)
 
-    def _add_hosts(self, batch: Batch, work: Work, result: JobResult, spans: SpanWork) -> None:
-        """Keep the hosts that have answered, if there are new ones."""
-        known = spans.answering
-        if known is None or result.report.answering <= known:
+    def _add_hosts(
+        self, batch: Batch, work: Work, plan: _StatePlan, result: JobResult, spans: SpanWork
+    ) -> None:
+        """Keep what is known about hosts, if this batch has changed it."""
+        known, report = spans.hosts, result.report
+        if known is None:
+            return
+        hosts = known.after(report.answered, report.given_up if plan.in_time else ())
+        if hosts == known:
             return
         assert isinstance(spans.folder, Path)
-        hosts = known | result.report.answering
-        result.report.kept.append(write_hosts(hosts, spans.folder))
-        batch.drop_carry += [file.path for file in work.files.hosts]
+        if len(hosts.answering) > MOST_HOSTS:
+            log.warning(
+                "more than %s that were thought to send no spans have answered: all calls wait "
+                "from now on",
+                count_of(MOST_HOSTS, "host"),
+            )
+        if hosts.answering or hosts.unanswered:
+            report.kept.append(write_hosts(hosts, spans.folder))
+        batch.drop_files += [file.path for file in work.files.hosts]
 
     def _add_state(
         self, batch: Batch, plan: _StatePlan, result: JobResult, spans: SpanWork
     ) -> None:
         """Put the files of this batch into it, and take out those that are used no more."""
-        batch.add_carry += state.publish(
+        batch.add_files += state.publish(
             result.report.kept, spans.folder, batch.number, plan.tick, result.blobs
         )
-        batch.add_carry += plan.restamped
+        batch.add_files += plan.restamped
         gone = (*plan.expired, *plan.expired_ids, *plan.merged)
-        batch.drop_carry += [file.path for file in gone]
+        batch.drop_files += [file.path for file in gone]
 
     def _part_commit(self, work: Work) -> PartCommit | None:
         parts = work.open_parts
@@ -277,7 +299,7 @@ class BatchMaker:
             str(staging) if isinstance(staging, Path) else None,
         )
 
-    def _expired_ids(self, work: Work, files: StateFiles, tick: int) -> list[Carry]:
+    def _expired_ids(self, work: Work, files: StateFiles, tick: int) -> list[StreamFile]:
         """The files of the dedup index that are no longer needed; a backfill needs all of them."""
         if self._window_ms is None or (files.expire_all and not work.expire):
             return list(files.ids)
@@ -288,7 +310,7 @@ class BatchMaker:
     def _batch(self, work: Work, result: JobResult) -> tuple[Batch, BatchStats]:
         report = result.report
         _check_complete("segments", len(work.paths), report.segments + len(report.bad))
-        batch = Batch(work.stream, work.epoch, work.number, settle=work.settle)
+        batch = Batch(work.stream, work.epoch, work.number)
         stats = BatchStats(segments=report.segments)
         self._quarantine_all(work, result)
         spans = ("rows", SPAN.name, ""), ("duplicates", SPAN.name, DUPLICATE)
@@ -303,11 +325,12 @@ class BatchMaker:
             merged = result.merged.fill(batch, limiter)
             if limiter is not None:
                 report.overflow.add(limiter.overflow)
+                report.counters.update(limiter.overflow.counters())
             for source in read | merged:
                 _check_complete(f"rows of {source}", read[source], merged[source])
             report.newest = result.merged.newest
         else:
-            # The store checks that the parts have as many.
+            # The store checks that the parts have as many, and has their counters.
             batch.parts, batch.expected_rows = work.parts, read
         batch.outgoing = report.outgoing
         self._count(work, batch, report, stats)
@@ -319,7 +342,6 @@ class BatchMaker:
         batch.newest_minute = report.newest or None
         stats.overflow = report.overflow
         counters: dict[tuple[str, str, str], int] = defaultdict(int, report.counters)
-        counters.update(report.overflow.counters())
         for counts, of_spans in ((report.events, False), (report.derived, True)):
             for (source, minute), rows in counts.items():
                 stats.rows += rows
@@ -354,33 +376,22 @@ class BatchMaker:
             self._quarantine.add_deltas(source, work.stream, work.number, table, AHEAD)
         for (what, source, reason), count in result.report.counters.items():
             if what == "quarantined":
-                log.warning("%s: %s quarantined: %s", source, count_of(count, "row"), reason)
+                clock = f" of the clock, {moment_of(work.now)}" if reason == AHEAD else ""
+                log.warning(
+                    "%s: %s quarantined: %s%s", source, count_of(count, "row"), reason, clock
+                )
         self._quarantine.add_rows(work.stream, work.number, result.report.invalid)
         schemas = defaultdict(list)
         for source, schema in result.report.invalid_schemas:
             schemas[source].append(schema)
         for source, own in schemas.items():
             assert result.blobs is not None
-            folder = self._quarantine.rows(source, work.stream, work.number)
-            write_invalid(result.blobs, source, own, folder)
-
-    def _check_frames(self, frames: Mapping[str, DataFrame]) -> None:
-        for source, frame in frames.items():
-            schema = frame.limit(0).toArrow().schema
-            kind, columns = SPAN, frozenset(SPAN.fields)
-            if source != SPAN.name:
-                plan = self._aggregators[source].plan
-                kind, columns = plan.source, plan.columns
-            try:
-                check_schema(kind, columns, schema)
-            except ColumnTypeError as error:
-                raise ConfigError(
-                    "rows", error, f"a DataFrame with the columns of {source}"
-                ) from error
+            self._quarantine.add_blobs(source, work.stream, work.number, result.blobs, own)
 
     def _latest_us(self, work: Work) -> int:
         """The latest valid start, in microseconds since 1970."""
-        return int((work.now + self._settings.max_ahead_s) * 1_000_000)
+        latest_s = work.now + self._settings.max_ahead_s
+        return int(max(latest_s, work.latest or 0.0) * 1_000_000)
 
     def _late_before_us(self, newest: int | None) -> int | None:
         """The first start that is not late, in microseconds since 1970."""

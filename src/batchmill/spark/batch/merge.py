@@ -15,13 +15,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark import TaskContext
 
 from batchmill.aggregate import (
     Deltas,
     EntityBook,
     EntityBudget,
     EntityLimiter,
+    Overflow,
     SlowestStatements,
     contribution,
     entity_number,
@@ -30,13 +30,16 @@ from batchmill.aggregate import (
     statements_to_arrow,
     to_arrow,
 )
+from batchmill.errors import MissingExtraError
 from batchmill.outbox import Outbox
 from batchmill.spans import merge_statements, merge_topn
-from batchmill.spark.batch.plan import Shipped, TaskPlan
+from batchmill.spark.batch.plan import PickledPlan, TaskPlan
 from batchmill.spark.batch.report import TaskReport
 from batchmill.spark.failures import explain_full_disk
-from batchmill.spark.shuffle import Blob, Kind, Share, read_blobs, write_blobs
+from batchmill.spark.shuffle import Blob, Kind, Share, read_blobs, this_task, write_blobs
 from batchmill.store import (
+    OVERFLOW_LABELS,
+    TOO_MANY_LABELS,
     Batch,
     OpenParts,
     PartShare,
@@ -48,9 +51,11 @@ from batchmill.store import (
     open_for_task,
 )
 
+_MERGED = frozenset({Kind.DELTAS, Kind.TOPN, Kind.STATEMENTS, Kind.SLOWEST})
 
-class Merged:
-    """What the blobs of some entities are merged to."""
+
+class BlobMerger:
+    """Merges the blobs of some entities to deltas."""
 
     def __init__(self, plan: TaskPlan) -> None:
         self._plan = plan
@@ -75,13 +80,22 @@ class Merged:
             case Kind.SLOWEST:
                 table = blob.table
                 self._slowest.merge(statements_from_arrow(table, plan.top_n, plan.thresholds))
-                self.newest = max(self.newest, pc.max(table["minute"]).as_py())
+                self._note(table)
             case _:
                 return False
         return True
 
+    def skip(self, blob: Blob) -> bool:
+        """Take no more of a blob than what :attr:`newest` says; the same result."""
+        if blob.kind is Kind.SLOWEST:
+            self._note(blob.table)
+        return blob.kind in _MERGED
+
+    def _note(self, slowest: pa.Table) -> None:
+        self.newest = max(self.newest, pc.max(slowest["minute"]).as_py())
+
     def blobs(self) -> Iterator[Blob]:
-        """The same, merged, for whoever merges on."""
+        """The merged content as blobs, for the next step to merge further."""
         plan = self._plan
         for source, several in self._deltas.items():
             aggregator = plan.aggregators[source]
@@ -93,12 +107,10 @@ class Merged:
             yield from Blob.of(Kind.STATEMENTS, merge_statements(self._statements))
         yield from Blob.of(Kind.SLOWEST, statements_to_arrow(self._slowest))
 
-    def fill(
-        self, batch: Batch, limiter: EntityLimiter | None = None, *, as_arrays: bool = False
-    ) -> Counter[str]:
+    def fill(self, batch: Batch, limiter: EntityLimiter | None = None) -> Counter[str]:
         """Put it into a batch, as a store takes it; how many rows of each event type it is of.
 
-        The limiter says which entities are too many. With ``as_arrays``, deltas are Arrow arrays.
+        The limiter says which entities are too many.
         """
         plan, book = self._plan, EntityBook(limiter)
         counts: Counter[str] = Counter()
@@ -106,9 +118,11 @@ class Merged:
             aggregator = plan.aggregators[source]
             # All in one: exporters tell the changes of a commit apart by minute and entity.
             merged = aggregator.merge(several)
-            made = contribution(merged, aggregator, plan.layout, book, as_arrays=as_arrays)
+            made = contribution(merged, aggregator, plan.layout, book)
             counts[source] += made.rows
             batch.deltas += made.deltas
+            if made.moved_labels:
+                batch.counters[OVERFLOW_LABELS, source, TOO_MANY_LABELS] = made.moved_labels
         # The columns of both tables are named after the fields.
         topn = merge_topn(self._topn, plan.top_n).to_pylist() if self._topn else []
         runs = merge_statements(self._statements).to_pylist() if self._statements else []
@@ -126,11 +140,11 @@ class Merged:
 class MergeStep:
     """Merges the blobs of some entities; the driver commits them."""
 
-    shipped: Shipped
+    shipped: PickledPlan
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One table of deltas for each event type; what is not merged goes through."""
-        merged, report = Merged(self.shipped.plan), TaskReport()
+        merged, report = BlobMerger(self.shipped.plan), TaskReport()
         for blob in read_blobs(batches):
             if blob.kind is Kind.REPORT:
                 report.add(blob.report)
@@ -169,69 +183,64 @@ class CommitStep:
 
     A part that was committed by an earlier run of the batch, or by an earlier attempt of this task,
     is left out by the store. Its changes are written for exporters all the same: those of a run
-    that failed were never listed.
+    that failed were never listed. Without exporters, nothing of it is kept in memory.
     """
 
-    shipped: Shipped
+    shipped: PickledPlan
     commit: PartCommit
     tasks: int
     """How many tasks share the parts."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """What was counted; and what is not for the store."""
-        context = TaskContext.get()
-        return self.run(0 if context is None else context.partitionId(), batches)
+        return self.run(this_task(), batches)
 
     def run(self, task: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same, as that task."""
+        """Merge the blobs of the task with this number."""
         plan, commit = self.shipped.plan, self.commit
         before = commit.opened.recorded
-        fresh, recorded, report = Merged(plan), Merged(plan), TaskReport()
+        fresh, recorded, report = BlobMerger(plan), BlobMerger(plan), TaskReport()
+        again = recorded.skip if commit.outbox is None else recorded.add
         for blob in read_blobs(batches):
             if blob.kind is Kind.REPORT:
                 report.add(blob.report)
-            elif not (recorded if blob.part in before else fresh).add(blob):
+            elif not (again if blob.part in before else fresh.add)(blob):
                 yield from write_blobs([blob])
         own = Share(plan.parts, self.tasks, task).own
         try:
             self._commit([part for part in own if part not in before], fresh, recorded, report)
-        except StoreError as error:
-            # For the driver. The tasks of other parts go on; the store has tried again enough.
+        except (StoreError, MissingExtraError, MemoryError) as error:
+            # For the driver. The tasks of other parts go on: the next run has fewer left. The store
+            # has tried again enough.
             report.failures.append(error)
         report.newest = max(report.newest, fresh.newest, recorded.newest)
         yield from write_blobs([Blob.of_report(report)])
 
     def _commit(
-        self, parts: Sequence[int], fresh: Merged, recorded: Merged, report: TaskReport
+        self, parts: Sequence[int], fresh: BlobMerger, recorded: BlobMerger, report: TaskReport
     ) -> None:
         """Commit ``parts``, and write the changes for exporters, also of parts that came before."""
         plan, commit = self.shipped.plan, self.commit
         store = open_for_task(commit.store)
         limiter = commit.limiter(store, plan.parts, parts)
         batch = Batch(commit.stream, commit.epoch, commit.number)
-        rows = fresh.fill(batch, limiter, as_arrays=True)
-        overflows = _count(limiter, report)
-        if commit.outbox is not None or (commit.opened.recorded and limiter is not None):
+        rows = fresh.fill(batch, limiter)
+        overflow = Overflow() if limiter is None else limiter.overflow
+        # With the parts: what a run finds recorded, it does not count again.
+        batch.counters |= overflow.counters()
+        report.overflow.add(overflow)
+        if commit.outbox is not None:
             # What the store does not have of them went under overflow.
             limiter = commit.limiter(store, plan.parts, ())
             again = Batch(commit.stream, commit.epoch, commit.number)
-            recorded.fill(again, limiter, as_arrays=True)
-            _count(limiter, report)
-        if commit.outbox is not None:
+            recorded.fill(again, limiter)
             with explain_full_disk(commit.outbox.folder):
                 for some in (batch, again):
                     report.outgoing += commit.outbox.write(some, plan.layout)
         if parts:
-            share = PartShare(tuple(parts), commit.opened, rows, plan.layout, overflows)
+            moved = bool(overflow.rows)
+            share = PartShare(tuple(parts), commit.opened, rows, plan.layout, moved)
             store.commit_parts(batch, share)
-
-
-def _count(limiter: EntityLimiter | None, report: TaskReport) -> bool:
-    """Report what a limit has done; whether rows went under overflow entities."""
-    if limiter is None:
-        return False
-    report.overflow.add(limiter.overflow)
-    return bool(limiter.overflow.rows)
 
 
 def _numbered(row: dict[str, Any], book: EntityBook) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from batchmill.aggregate import (
+    AggregationResult,
     AggregationSettings,
     Aggregator,
     Deltas,
-    Made,
     TopNThresholds,
     to_arrow,
 )
@@ -63,7 +63,7 @@ class TaskPlan:
         return self.attributes is None or bool(self.attributes)
 
 
-class Shipped:
+class PickledPlan:
     """A plan on its way to the executors, which unpack it once for all their tasks."""
 
     def __init__(self, plan: TaskPlan) -> None:
@@ -112,7 +112,7 @@ def split_blobs(
         yield from Blob.of(kind, rows, source=source, part=part)
 
 
-def row_blobs(source: str, rows: pa.Table, made: Made) -> Iterator[Blob]:
+def row_blobs(source: str, rows: pa.Table, made: AggregationResult) -> Iterator[Blob]:
     """The rows that deltas were made of."""
     valid = rows.filter(pa.array(made.reasons.valid)) if made.reasons else rows
     yield from Blob.of(Kind.ROWS, valid, source=source)

@@ -28,13 +28,14 @@ from batchmill.aggregate import (
 from batchmill.spans import compact
 from batchmill.spark.batch.plan import (
     Limits,
-    Shipped,
+    PickledPlan,
     TaskPlan,
     delta_blobs,
     row_blobs,
     split_blobs,
 )
 from batchmill.spark.batch.report import TaskReport
+from batchmill.spark.files.quarantine import explain_unwritable
 from batchmill.spark.files.statefiles import concat, write_hidden
 from batchmill.spark.input.deltas import (
     AHEAD,
@@ -45,14 +46,12 @@ from batchmill.spark.input.deltas import (
     events_in,
     read_statements,
 )
-from batchmill.spark.input.quarantine import explain_unwritable
 from batchmill.spark.input.rows import (
     REASON,
     SPAN,
     CheckedRows,
     ColumnTypeError,
     check_rows,
-    check_spans,
     open_segment,
     read_rows,
     read_spans,
@@ -71,7 +70,7 @@ _DELTA_BYTES_AT_ONCE = 64 * 2**20
 class ReadStep:
     """Reads the segments of a batch: a row of its input has the number of a slice of them."""
 
-    shipped: Shipped
+    shipped: PickledPlan
     limits: Limits
     slices: Sequence[Sequence[str]]
     rows_only: bool = False
@@ -89,12 +88,12 @@ class ReadStep:
 class ReadContentStep:
     """Reads segments that Spark has opened: a row of its input has the path and the content."""
 
-    shipped: Shipped
+    shipped: PickledPlan
     limits: Limits
     rows_only: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same blobs as those of files."""
+        """Blobs of segments that are given with their content."""
         reader = _Reader(self.shipped.plan, self.limits, rows_only=self.rows_only)
         segments = (
             (path.as_py(), content.as_buffer())
@@ -105,29 +104,13 @@ class ReadContentStep:
 
 
 @dataclass(frozen=True)
-class ReadFrameStep:
-    """Checks and aggregates rows of one event type that lie in no segment."""
-
-    shipped: Shipped
-    limits: Limits
-    source: str
-    rows_only: bool = False
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same blobs as those of segments."""
-        reader = _Reader(self.shipped.plan, self.limits, rows_only=self.rows_only)
-        tables = (pa.Table.from_batches([batch]) for batch in batches)
-        yield from write_blobs(reader.check(self.source, tables))
-
-
-@dataclass(frozen=True)
-class Unused:
+class UnusedSegment:
     """A segment of an event type that no metric reads."""
 
     rows: int
 
 
-Content: TypeAlias = CheckedRows | ReadDeltas | ReadStatements | Unused
+Content: TypeAlias = CheckedRows | ReadDeltas | ReadStatements | UnusedSegment
 """What a good segment holds."""
 
 
@@ -161,22 +144,6 @@ class _Reader:
         yield from self._rest()
         yield Blob.of_report(self._report)
 
-    def check(self, source: str, tables: Iterable[pa.Table]) -> Iterator[Blob]:
-        """The blobs of rows that lie in no segment, and a report."""
-        for table in tables:
-            yield from self._add(source, self._check(source, table))
-        yield from self._rest()
-        yield Blob.of_report(self._report)
-
-    def _check(self, source: str, table: pa.Table) -> CheckedRows:
-        if source == SPAN.name:
-            return check_spans(table, self._limits.latest_us)
-        plan, latest_us = self._plan.aggregators[source].plan, self._limits.latest_us
-        checked = check_rows(plan.source, plan.columns, table, latest_us)
-        if not self._rows_only:
-            return checked
-        return CheckedRows(with_other_columns(checked, plan.source, table, latest_us), None)
-
     def _content(self, path: str, opened: pa.NativeFile) -> Content | BadSegment:
         """What is in a file. It may be read again after a fault, so nothing is counted here."""
         source, plan, latest_us = source_of(path), self._plan, self._limits.latest_us
@@ -192,14 +159,16 @@ class _Reader:
                 return read_spans(file, latest_us, maps=plan.reads_maps)
             if source in plan.aggregators:
                 own = plan.aggregators[source].plan
-                if self._rows_only:
-                    return self._check(source, file.read(use_threads=False))
-                return read_rows(file, own.source, own.columns, latest_us)
+                if not self._rows_only:
+                    return read_rows(file, own.source, own.columns, latest_us)
+                table = file.read(use_threads=False)
+                checked = check_rows(own.source, own.columns, table, latest_us)
+                return CheckedRows(with_other_columns(checked, own.source, table, latest_us), None)
         except ColumnTypeError as error:
             return BadSegment(path, source, "wrong type", str(error), rows)
         except UnusableError as error:
             return BadSegment(path, source, error.reason, str(error), error.rows)
-        return Unused(rows) if source in plan.catalog.sources else _unknown(path, rows)
+        return UnusedSegment(rows) if source in plan.catalog.sources else _unknown(path, rows)
 
     def _read_deltas(self, path: str, table: pa.Table) -> ReadDeltas | BadSegment:
         source, plan = source_of(path), self._plan
@@ -223,7 +192,7 @@ class _Reader:
             case ReadStatements():
                 self._slowest.merge(content.statements)
                 self._report.counters["rows", STATEMENT_SOURCE, ""] += content.count
-            case Unused(rows):
+            case UnusedSegment(rows):
                 self._report.counters["unused", source, "no metric reads it"] += rows
 
     def _add(self, source: str, checked: CheckedRows) -> Iterator[Blob]:
@@ -254,7 +223,9 @@ class _Reader:
             return
         folder = Path(self._limits.quarantine)
         with explain_unwritable(folder.parent, f"rows of {source}"):
-            file = write_hidden(invalid, folder / source, pq.write_table)
+            # Readers see plain texts, which are dictionaries here.
+            write = functools.partial(pq.write_table, store_schema=False)
+            file = write_hidden(invalid, folder / source, write)
         self._report.invalid.append((source, str(file)))
 
     def _rest(self) -> Iterator[Blob]:

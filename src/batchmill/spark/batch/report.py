@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from batchmill.aggregate import Overflow
+from batchmill.errors import BatchmillError
 from batchmill.spark.files.statefiles import StatePiece
 from batchmill.spark.input.segments import BadSegment
-from batchmill.store import CommitResult, Outgoing, StoreError
+from batchmill.store import ChangeFile, CommitResult
 
 READ, HOOK, SPARK, DELTAS, OUTBOX, COMMIT, UPKEEP = PHASES = (
     "read",  # find its segments, and check the state that earlier batches have left
@@ -63,12 +64,14 @@ class TaskReport:
     """Files of invalid rows, with the event type of each."""
     invalid_schemas: list[tuple[str, bytes]] = field(default_factory=list)
     """The schemas of invalid rows that are in blobs, with the event type of each."""
-    outgoing: list[Outgoing] = field(default_factory=list)
+    outgoing: list[ChangeFile] = field(default_factory=list)
     """Files of changes for exporters."""
-    failures: list[StoreError] = field(default_factory=list)
+    failures: list[BatchmillError | MemoryError] = field(default_factory=list)
     """Why parts could not be committed."""
-    answering: set[str] = field(default_factory=set)
-    """Hosts outside that somebody has answered for."""
+    answered: set[str] = field(default_factory=set)
+    """Destinations of calls that somebody has answered for."""
+    given_up: set[str] = field(default_factory=set)
+    """Destinations of calls that nobody has answered in time."""
     overflow: Overflow = field(default_factory=Overflow)
     """What the limit of new entities has done."""
 
@@ -79,7 +82,8 @@ class TaskReport:
         for name in ("events", "derived", "counters"):
             getattr(self, name).update(getattr(other, name))
         self.newest = max(self.newest, other.newest)
-        self.answering |= other.answering
+        self.answered |= other.answered
+        self.given_up |= other.given_up
         for name in ("bad", "kept", "invalid", "invalid_schemas", "outgoing", "failures"):
             getattr(self, name).extend(getattr(other, name))
         self.overflow.add(other.overflow)

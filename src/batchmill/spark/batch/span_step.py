@@ -16,10 +16,10 @@ from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark import TaskContext
 
 from batchmill.aggregate import rows_by_minute
 from batchmill.spans import (
+    KnownHosts,
     broker_rows,
     compact,
     direct_rows,
@@ -31,8 +31,9 @@ from batchmill.spans import (
     statement_stats,
     topn_records,
 )
-from batchmill.spark.batch.plan import Limits, Shipped, delta_blobs, row_blobs, split_blobs
+from batchmill.spark.batch.plan import Limits, PickledPlan, delta_blobs, row_blobs, split_blobs
 from batchmill.spark.batch.report import TaskReport
+from batchmill.spark.files.quarantine import explain_unwritable
 from batchmill.spark.files.statefiles import (
     StateFile,
     StateKind,
@@ -43,7 +44,6 @@ from batchmill.spark.files.statefiles import (
     state_of,
     write_state,
 )
-from batchmill.spark.input.quarantine import explain_unwritable
 from batchmill.spark.input.rows import SPAN, check_spans
 from batchmill.spark.shuffle import (
     Blob,
@@ -52,6 +52,7 @@ from batchmill.spark.shuffle import (
     by_part,
     read_blobs,
     text_parts,
+    this_task,
     trace_parts,
     write_blobs,
 )
@@ -64,7 +65,7 @@ DUPLICATE = "same trace and span id"
 class SpanStep:
     """Processes the spans of some traces, with what earlier batches have kept of them."""
 
-    shipped: Shipped
+    shipped: PickledPlan
     limits: Limits
     tick: int
     """The batch, as pending spans are marked with it."""
@@ -79,16 +80,15 @@ class SpanStep:
     """Where tasks write the state of this batch. None: they return it."""
     rows_only: bool = False
     """Whether to return rows of event types, in place of deltas, and to write nothing."""
-    answering: frozenset[str] | None = None
-    """The hosts outside that have answered; None: not known."""
+    hosts: KnownHosts | None = None
+    """What earlier batches have learned about hosts; None: not known."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Deltas, TopN, and what was counted; blobs without spans go through."""
-        context = TaskContext.get()
-        return self.run(0 if context is None else context.partitionId(), batches)
+        return self.run(this_task(), batches)
 
     def run(self, task: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same, as that task."""
+        """Turn the blobs of the task with this number into those of the next step."""
         spans, kept = [], []
         for blob in read_blobs(batches):
             if blob.kind is Kind.SPANS:
@@ -109,8 +109,9 @@ class SpanStep:
         pending = _tables(state, StateKind.PENDING)
         # Not copied into one piece: most of them have no partner in this batch.
         earlier = pa.concat_tables(pending) if pending else None
-        links = link(spans, earlier, self.tick, self.expire_before, self.answering)
-        report.answering |= links.answering
+        links = link(spans, earlier, self.tick, self.expire_before, self.hosts)
+        report.answered |= links.answered
+        report.given_up |= links.given_up
         wanted = plan.aggregators.keys()
         sources = [
             direct_rows(spans, wanted),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from py4j.protocol import Py4JError
-from pyspark.sql import DataFrame, SparkSession
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from batchmill.aggregate import Aggregator, EntityAccount
 from batchmill.oal import MetricSet
@@ -18,14 +18,14 @@ from batchmill.spark.batch.maker import BatchMaker, OnRows, Work
 from batchmill.spark.batch.report import COMMIT, OUTBOX, READ, UPKEEP, BatchReport, BatchStats
 from batchmill.spark.failures import explain_full_disk
 from batchmill.spark.files import state
+from batchmill.spark.files.quarantine import Quarantine
 from batchmill.spark.files.state import StateFiles
-from batchmill.spark.input.quarantine import Quarantine
+from batchmill.spark.input.books import Plan
 from batchmill.spark.runtime.checkpoint import Checkpoint
 from batchmill.spark.runtime.session import copy_of
 from batchmill.spark.settings import PipelineSettings
 from batchmill.store import (
     Batch,
-    Carry,
     Claim,
     ClockReading,
     CommitResult,
@@ -33,6 +33,8 @@ from batchmill.store import (
     Layout,
     OpenParts,
     Store,
+    StreamFile,
+    moment_of,
 )
 from batchmill.wording import count_of
 
@@ -83,12 +85,16 @@ class StreamWriter:
         self._store = store
         self._claim = claim
         self._stale = False
+        self._is_behind = False
         self._fenced: FencedError | None = None
-        self._settled: float | None = None
+        self.settled: float | None = None
+        """That of the last plan."""
         self._settings = settings
         self._clock = clock
         self._expire = expire
-        self._turn = threading.Lock()
+        self._dedup_s = dedup_s
+        self._planned_at: ClockReading | None = None
+        """What the clocks said at the last plan."""
         # Jobs have settings of their own, which must not affect what else the session does.
         self._spark = copy_of(spark)
         self._folder = checkpoint.folder
@@ -107,88 +113,120 @@ class StreamWriter:
             on_rows,
             store.unknown_entities,
         )
-        self._new_entities = EntityAccount(settings.max_new_entities)
+        self._new_entities = EntityAccount(
+            settings.max_new_entities, settings.max_entities, store.count_entities
+        )
 
-    @property
-    def parts(self) -> int:
-        """Into how many parts new batches are divided."""
-        return self._maker.parts
+    def divide(self) -> int:
+        """Into how many parts a new batch is divided."""
+        return self._maker.divide()
 
     @property
     def can_go_on(self) -> bool:
         """Whether Spark still runs, after a batch that failed."""
         try:
-            return not self._spark.sparkContext._jsc.sc().isStopped()
-        except Exception:  # noqa: BLE001 - whatever py4j raises if the JVM is gone
+            return self._spark.sparkContext.defaultParallelism > 0
+        except Exception:  # noqa: BLE001 - it was stopped, or the JVM is gone
             return False
 
     @property
     def jvm_is_gone(self) -> bool:
         """Whether the JVM of Spark has ended, without being told to."""
-        context = self._spark.sparkContext._jsc
-        if context is None:  # the session was stopped
-            return False
         try:
-            context.sc().isStopped()
+            return self._spark.sparkContext.defaultParallelism < 0
+        except (Py4JJavaError, PySparkException, AttributeError):  # the context was stopped
+            return False
         except (Py4JError, OSError):
             return True
-        return False
 
     def may_be_recut(self, number: int) -> bool:
         """Whether the store has nothing of a batch, so that it may get another input."""
-        with self._turn:
-            self._refresh()
-            if self.last is not None and number <= self.last:
-                return False
-            by_part = self._store.commits_by_part
-            return not by_part or self._store.may_be_recut(
-                self.stream, self._epoch, number, wall_s=self._clock()
-            )
+        self._refresh()
+        if self.last is not None and number <= self.last:
+            return False
+        by_part = self._store.commits_by_part
+        return not by_part or self._store.may_be_recut(
+            self.stream, self._epoch, number, wall_s=self._clock()
+        )
 
-    def write(
-        self,
-        number: int,
-        *,
-        paths: Callable[[], Sequence[str]] = tuple,
-        frames: Mapping[str, DataFrame] | None = None,
-        now: float | None = None,
-        parts: int | None = None,
-        settled: float | None = None,
-    ) -> BatchReport:
+    def latest(self, now: float) -> float | None:
+        """Up to when rows are taken, if the clock is behind what the store trusted."""
+        ahead_s = self._settings.max_ahead_s
+        latest = self._store.clock().latest_s(now, ahead_s)
+        is_behind = latest > now + ahead_s
+        if is_behind and not self._is_behind:
+            log.warning(
+                "the clock, %s, is behind what the store trusted before: rows up to %s are taken. "
+                "Correct the clock; if it was ahead before, see `batchmill store repair`",
+                moment_of(now),
+                moment_of(latest),
+            )
+        self._is_behind = is_behind
+        return latest if is_behind else None
+
+    def clock_step(self, now: float) -> float:
+        """By how much the clock was set since the last plan, as far as the dedup index minds.
+
+        To be asked for each new plan, at its time.
+        """
+        last, reading = self._planned_at, ClockReading.now(now)
+        self._planned_at = reading
+        if self._dedup_s is None or not self._expire:
+            return 0.0
+        if last is not None:
+            passed_s = reading.steady_s - last.steady_s
+            return state.clock_step(now - last.wall_s, passed_s, self._dedup_s)
+        arrived_ms = [file.arrived_ms for file in StateFiles.of(self._files).ids]
+        if not arrived_ms:
+            return 0.0
+        return state.clock_step(now - max(arrived_ms) / 1000, None, self._dedup_s)
+
+    def write(self, plan: Plan, paths: Callable[[], Sequence[str]] = tuple) -> BatchReport:
         """Make and commit a batch; one that is in the store already is not made again.
 
-        ``now``, ``parts`` and ``settled`` are those of its plan, if it has one.
+        ``paths`` names the segments of the plan, as Spark does.
         """
-        with self._turn:
-            self._refresh()
-            if self.last is not None and number <= self.last:
-                return self._made_before(number)
-            self._settled = settled
-            work = self._work(number, now, parts)
-            # What has no plan may be another input next time: it is committed as a whole.
-            if parts is not None and self._store.commits_by_part:
-                work.open_parts = self._begin_parts(number)
-                if work.open_parts.committed:
-                    return self._made_before(number)
-            return self._write(replace(work, paths=paths(), frames=frames or {}))
+        self._refresh()
+        if self.last is not None and plan.batch <= self.last:
+            return self.made_before(plan.batch)
+        self.settled = plan.settled
+        opened = None
+        if self._store.commits_by_part:
+            opened = self._begin_parts(plan.batch)
+            if opened.committed:
+                return self.made_before(plan.batch)
+        work = Work(
+            stream=self.stream,
+            number=plan.batch,
+            epoch=self._epoch,
+            now=plan.now,
+            budget=self._new_entities.budget(plan.now, plan.batch),
+            parts=plan.parts,
+            newest=self._store.newest_minute(until_s=plan.now),
+            files=StateFiles.of(self._files, expire_all=plan.expire_all),
+            open_parts=opened,
+            expire=self._expire,
+            settled=plan.settled,
+            latest=plan.latest,
+            step=plan.step,
+        )
+        return self._write(replace(work, paths=paths()))
 
-    def settle(self, *, everything: bool = False) -> BatchReport | None:
-        """Give up on spans that have waited long enough, or on all; None if there are none.
+    def must_settle(self, now: float, *, everything: bool = False) -> bool:
+        """Whether spans have waited long enough; with ``everything``, whether any wait.
 
-        For a stream to which no new batch comes: a batch does the same.
+        For a stream to which no new input comes: any batch gives up on such spans.
         """
-        with self._turn:
-            self._refresh()
-            files = StateFiles.of(self._files, expire_all=everything)
-            oldest = min((file.arrived_ms for file in files.pending), default=None)
-            work = self._work(0 if self.last is None else self.last)
-            expired_ms = state.expired_ms(work.now * 1000, self._settled, self._settings)
-            stranded = state.are_ahead(files.pending, work.now) and self._expire
-            if oldest is None or not (everything or stranded or oldest <= expired_ms):
-                return None
-            return self._write(replace(work, settle=True, files=files))
+        self._refresh()
+        pending = StateFiles.of(self._files).pending
+        oldest = min((file.arrived_ms for file in pending), default=None)
+        if oldest is None or everything:
+            return oldest is not None
+        expired_ms = state.expired_ms(now * 1000, self.settled, self._settings)
+        return oldest <= expired_ms or (state.are_ahead(pending, now) and self._expire)
 
-    def _made_before(self, number: int) -> BatchReport:
+    def made_before(self, number: int) -> BatchReport:
+        """The report of a batch that is in the store already."""
         log.info("batch %d of %s is in the store already", number, self.stream)
         nothing = CommitResult(applied=False)
         return BatchReport(self.stream, number, False, BatchStats(), nothing, 0.0, 0.0)
@@ -208,7 +246,7 @@ class StreamWriter:
         """Take over the state of the stream from the store."""
         self.last = claim.last_batch
         self._epoch = claim.epoch
-        self._files: tuple[Carry, ...] = claim.carry
+        self._files: tuple[StreamFile, ...] = claim.carry
         state.remove_unused(self._folder, self._files)
         if self._outbox is not None:
             files = self._store.outbox(self._outbox.place, limit=_ALL)
@@ -242,22 +280,6 @@ class StreamWriter:
             self._stale = True
             raise
 
-    def _work(self, number: int, now: float | None = None, parts: int | None = None) -> Work:
-        """A batch without input. Valid for this turn only: the pending files may change."""
-        now_s = self._clock() if now is None else now
-        return Work(
-            stream=self.stream,
-            number=number,
-            epoch=self._epoch,
-            now=now_s,
-            budget=self._new_entities.budget(now_s, number),
-            parts=parts or self._maker.parts,
-            newest=self._store.newest_minute(until_s=now_s),
-            files=StateFiles.of(self._files),
-            expire=self._expire,
-            settled=self._settled,
-        )
-
     def _write(self, work: Work) -> BatchReport:
         watch = work.watch
         watch.lap(READ)
@@ -274,14 +296,13 @@ class StreamWriter:
         watch.lap(COMMIT)
         if self._outbox is not None:
             self._outbox.remove(result.outbox_dropped)
-        self._new_entities.add(stats.overflow.admitted)
-        if not work.settle:
-            self.last = work.number
-        gone = set(batch.drop_carry)
-        replaced = gone | {file.path for file in batch.add_carry}
+        self._new_entities.add(stats.overflow)
+        self.last = work.number
+        gone = set(batch.drop_files)
+        replaced = gone | {file.path for file in batch.add_files}
         self._files = (
             *(file for file in self._files if file.path not in replaced),
-            *batch.add_carry,
+            *batch.add_files,
         )
         if gone:
             state.remove_unused(self._folder, self._files)

@@ -13,10 +13,12 @@ import errno
 import os
 import re
 import shutil
+import time
 import urllib.parse
 import urllib.request
 import uuid
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
@@ -26,7 +28,7 @@ from pyspark.sql import SparkSession
 
 from batchmill import files
 from batchmill.errors import ConfigError
-from batchmill.files import sync
+from batchmill.files import copy_whole, sync
 from batchmill.spark.errors import PipelineError
 from batchmill.spark.input.choice import Segment
 from batchmill.spark.input.segments import local_path, spark_path
@@ -130,8 +132,20 @@ class HadoopPath:
     def iterdir(self) -> list[HadoopPath]:
         """What lies in the folder."""
         with self._errors():
-            statuses = self._system().listStatus(self._java())
-            return [self / str(status.getPath().getName()) for status in statuses]
+            return [path for path, _ in self._listed()]
+
+    def entries(self) -> list[Entry]:
+        """The same, with what the file system says of each."""
+        with self._errors():
+            return [
+                Entry(
+                    path,
+                    bool(status.isDirectory()),
+                    int(status.getLen()),
+                    status.getModificationTime() / 1000,
+                )
+                for path, status in self._listed()
+            ]
 
     def mkdir(self, *, parents: bool = True, exist_ok: bool = True) -> None:
         """Make the folder and those above it."""
@@ -197,7 +211,8 @@ class HadoopPath:
             if self.scheme in _ONE_PUT:
                 self._create(self, data)
                 return True
-            hidden = self._hidden()
+            # Several processes may do so at once.
+            hidden = self.with_name(f".{self.name}.{uuid.uuid4().hex}.tmp")
             self._create(hidden, data)
             if self._system().rename(hidden._java(), self._java()):
                 return True
@@ -211,12 +226,24 @@ class HadoopPath:
 
     def copy_here(self, source: AnyPath) -> None:
         """Copy a file to here; a part of it is never to be seen."""
-        hidden = self if self.scheme in _ONE_PUT else self._hidden()
-        with self._errors():
-            _copy(source, hidden, self)
-            if hidden is not self:
+        if self.scheme in _ONE_PUT:
+            with self._errors():
+                _copy(source, self, self)
+            return
+        # As in write().
+        hidden = self.with_name(f".{self.name}.tmp")
+        try:
+            with self._errors():
+                _copy(source, hidden, self)
                 self._system().delete(self._java(), False)
                 self._system().rename(hidden._java(), self._java())
+        except OSError:
+            remove_tree(hidden)
+            raise
+
+    def _listed(self) -> Iterator[tuple[HadoopPath, Any]]:
+        for status in self._system().listStatus(self._java()):
+            yield self / str(status.getPath().getName()), status
 
     def _create(self, path: HadoopPath, data: bytes) -> None:
         stream = self._system().create(path._java(), True)
@@ -226,9 +253,6 @@ class HadoopPath:
                 stream.hsync()
         finally:
             stream.close()
-
-    def _hidden(self) -> HadoopPath:
-        return self.with_name(f".{self.name}.{uuid.uuid4().hex}.tmp")
 
     def _gateway(self) -> Any:
         return self._session().sparkContext._gateway
@@ -274,6 +298,17 @@ class HadoopPath:
 
 
 AnyPath: TypeAlias = Path | HadoopPath
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What lies in a folder."""
+
+    path: AnyPath
+    is_dir: bool
+    size: int
+    mtime: float
+    """When it was changed, in seconds since 1970; of a folder not every file system knows it."""
 
 
 def parse_path(path: str | Path, session: Callable[[], SparkSession]) -> AnyPath:
@@ -335,12 +370,43 @@ def append(path: AnyPath, size: int, data: bytes) -> None:
 
 
 def remove_tree(path: AnyPath) -> None:
-    """Remove a folder with all that is in it, as far as that is possible now."""
+    """Remove a file, or a folder with all that is in it, as far as that is possible now."""
     if isinstance(path, Path):
         shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
     else:
         with contextlib.suppress(OSError):
             path.remove_tree()
+
+
+def entries_in(folder: AnyPath) -> list[Entry]:
+    """What lies in a folder; nothing if it is not there."""
+    try:
+        if isinstance(folder, HadoopPath):
+            return folder.entries()
+        found = list(os.scandir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    entries = []
+    for entry in found:
+        with contextlib.suppress(FileNotFoundError):  # gone since
+            stat = entry.stat()
+            entries.append(Entry(Path(entry.path), entry.is_dir(), stat.st_size, stat.st_mtime))
+    return entries
+
+
+def remove_stale_temporaries(folder: AnyPath) -> None:
+    """Remove what processes that were killed while they wrote have left in a folder."""
+    if isinstance(folder, Path):
+        files.remove_stale_temporaries(folder)
+        return
+    with contextlib.suppress(OSError):
+        for entry in folder.entries():
+            name = entry.path.name
+            is_stale = time.time() - entry.mtime > files.STALE_S
+            if name.startswith(".") and name.endswith(".tmp") and is_stale:
+                entry.path.unlink()
 
 
 def copy_file(source: AnyPath, target: AnyPath) -> None:
@@ -348,13 +414,13 @@ def copy_file(source: AnyPath, target: AnyPath) -> None:
     if isinstance(target, HadoopPath):
         target.copy_here(source)
         return
+    if isinstance(source, Path):
+        copy_whole(source, target)
+        return
     part = target.with_name(f".{target.name}.part")
     try:
-        if isinstance(source, Path):
-            shutil.copyfile(source, part)
-        else:
-            with source._errors():
-                _copy(source, part, source)
+        with source._errors():
+            _copy(source, part, source)
         sync(part)
         part.replace(target)
         sync(target.parent)

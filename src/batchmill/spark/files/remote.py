@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from batchmill.spark.errors import PipelineError
 from batchmill.spark.files.paths import AnyPath, HadoopPath
@@ -32,6 +31,7 @@ from batchmill.spark.shuffle import (
     Blob,
     Kind,
     by_part,
+    columns_of,
     read_blobs,
     trace_parts,
     write_blobs,
@@ -39,6 +39,8 @@ from batchmill.spark.shuffle import (
 
 WRITTEN = (Kind.INVALID, Kind.PENDING, Kind.IDS)
 """The kinds of blobs that Spark writes."""
+_MOST_ROWS, _INVALID_ROWS = 100_000, 200
+"""So many become rows of Spark at a time: of invalid ones, texts that repeat may be large."""
 _MERGED = "merged"
 """The source of blobs of state that go into this batch's state."""
 
@@ -153,28 +155,38 @@ def write_invalid(blobs: DataFrame, source: str, schemas: Sequence[bytes], folde
     ]
     schema = pa.unify_schemas(plain, promote_options="permissive")
     own = blobs.where((F.col("kind") == Kind.INVALID.value) & (F.col("source") == source))
-    rows = own.mapInArrow(RowsStep(schema), from_arrow_schema(schema))
-    rows.write.mode("overwrite").parquet(spark_path(folder))
+    unpacked(own, schema, _INVALID_ROWS).write.mode("overwrite").parquet(spark_path(folder))
+
+
+def unpacked(blobs: DataFrame, schema: pa.Schema, at_once: int = _MOST_ROWS) -> DataFrame:
+    """The rows of blobs, with all columns of a schema."""
+    return blobs.mapInArrow(_RowsStep(schema, at_once), columns_of(blobs.sparkSession, schema))
 
 
 @dataclass(frozen=True)
-class RowsStep:
+class _RowsStep:
     """Turns blobs back into rows."""
 
     schema: pa.Schema
+    at_once: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The rows of all blobs, with all columns."""
         for blob in read_blobs(batches):
-            table = blob.table
-            columns = [
-                table[field.name].cast(field.type)
-                if field.name in table.column_names
-                else pa.nulls(table.num_rows, field.type)
-                for field in self.schema
-            ]
-            yield from pa.table(columns, schema=self.schema).to_batches()
+            for part in blob.table.to_batches(max_chunksize=self.at_once):
+                # A copy: of a part of a map, all entries of the whole would be converted.
+                batch = part.take(pa.array(range(part.num_rows)))
+                columns = [
+                    batch[field.name].cast(field.type)
+                    if field.name in batch.schema.names
+                    else pa.nulls(batch.num_rows, field.type)
+                    for field in self.schema
+                ]
+                yield pa.record_batch(columns, schema=self.schema)
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
+    """A type without dictionaries."""
+    if pa.types.is_map(kind):
+        return pa.map_(_plain(kind.key_type), _plain(kind.item_type))
     return kind.value_type if pa.types.is_dictionary(kind) else kind

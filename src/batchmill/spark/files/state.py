@@ -1,7 +1,7 @@
 """The state of a stream: files that batches keep for later ones.
 
 Three kinds: spans that wait for a partner, the ids of spans that were counted (the dedup index),
-and the hosts outside that have ever answered.
+and the hosts that have answered, or have not.
 A batch writes them before its commit, which names the files in use; so a batch that is run again
 starts from the same ones. A file that no commit names is unused, and is removed.
 
@@ -18,9 +18,10 @@ they expire.
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,6 +29,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from batchmill.files import sync
+from batchmill.spans import MOST_HOSTS, KnownHosts
 from batchmill.spark.errors import PipelineError
 from batchmill.spark.files import remote
 from batchmill.spark.files.paths import AnyPath, HadoopPath, file_at, is_uri, remove_tree
@@ -40,7 +42,7 @@ from batchmill.spark.files.statefiles import (
 )
 from batchmill.spark.input.segments import local_path, spark_path
 from batchmill.spark.settings import PipelineSettings
-from batchmill.store import Carry
+from batchmill.store import StreamFile
 from batchmill.wording import count_of
 
 _OLD = {"carry": StateKind.PENDING, "seen": StateKind.IDS}
@@ -54,29 +56,27 @@ _AHEAD_S = 3600.0
 _WORDS = {
     StateKind.PENDING: ("span that waits for its partner", "spans that wait for their partner"),
     StateKind.IDS: ("id of a span that was counted", "ids of spans that were counted"),
-    StateKind.HOSTS: ("host that has answered", "hosts that have answered"),
+    StateKind.HOSTS: ("host that was called", "hosts that were called"),
 }
 _OTHERWISE = {
     StateKind.PENDING: "be lost",
     StateKind.IDS: "be counted again",
     StateKind.HOSTS: "be counted for the wrong destination",
 }
-MOST_HOSTS = 10_000
-"""Of more hosts that have answered, none is known to be outside: calls to any host wait."""
 
 
 @dataclass(frozen=True)
 class StateFiles:
     """The files that a batch starts from, oldest first."""
 
-    pending: tuple[Carry, ...] = ()
-    ids: tuple[Carry, ...] = ()
+    pending: tuple[StreamFile, ...] = ()
+    ids: tuple[StreamFile, ...] = ()
     expire_all: bool = False
     """Whether no span is to wait any longer."""
-    hosts: tuple[Carry, ...] = ()
+    hosts: tuple[StreamFile, ...] = ()
 
     @classmethod
-    def of(cls, files: Iterable[Carry], *, expire_all: bool = False) -> StateFiles:
+    def of(cls, files: Iterable[StreamFile], *, expire_all: bool = False) -> StateFiles:
         """Sort files by kind."""
         files = tuple(files)
         pending = tuple(file for file in files if kind_of(file) is StateKind.PENDING)
@@ -84,17 +84,16 @@ class StateFiles:
         hosts = tuple(file for file in files if kind_of(file) is StateKind.HOSTS)
         return cls(pending, ids, expire_all, hosts)
 
-    def answering(self, folder: AnyPath) -> frozenset[str] | None:
-        """The hosts outside that have answered; None: not known, or too many.
+    def known_hosts(self, folder: AnyPath) -> KnownHosts | None:
+        """What is known about hosts; None: nothing, or too many have answered.
 
         ``folder`` is that of the state: on another file system than this machine's, no hosts are
         kept.
         """
         if not isinstance(folder, Path):
             return None
-        folders = [Path(local_path(file.path) or file.path) for file in self.hosts]
-        hosts = frozenset().union(*map(read_hosts, folders))
-        return hosts if len(hosts) <= MOST_HOSTS else None
+        hosts = read_hosts(Path(local_path(file.path) or file.path) for file in self.hosts)
+        return hosts if len(hosts.answering) <= MOST_HOSTS else None
 
 
 def new_name(number: int, parts: int) -> str:
@@ -102,29 +101,29 @@ def new_name(number: int, parts: int) -> str:
     return f"{number}-{uuid.uuid4().hex[:8]}-{parts}"
 
 
-def kind_of(file: Carry) -> StateKind:
+def kind_of(file: StreamFile) -> StateKind:
     """What a file holds, by its folders."""
     above, last = file.path.rstrip("/").rsplit("/", 2)[-2:]
     return _OLD[above] if above in _OLD else StateKind(last)
 
 
-def name_of(file: Carry) -> str:
+def name_of(file: StreamFile) -> str:
     """The name that a batch gave to what it kept."""
     above, last = file.path.rstrip("/").rsplit("/", 2)[-2:]
     return last if above in _OLD else above
 
 
-def is_old(file: Carry) -> bool:
+def is_old(file: StreamFile) -> bool:
     """Whether version 1 wrote the file."""
     return file.path.rstrip("/").rsplit("/", 2)[-2] in _OLD
 
 
-def parts_of(file: Carry) -> int:
+def parts_of(file: StreamFile) -> int:
     """Into how many parts the traces of a file are divided; 0 if version 1 wrote it."""
     return 0 if is_old(file) else int(name_of(file).rsplit("-", 1)[-1])
 
 
-def to_read(files: Iterable[Carry], merged: Iterable[Carry]) -> list[StateFile]:
+def to_read(files: Iterable[StreamFile], merged: Iterable[StreamFile]) -> list[StateFile]:
     """Files as tasks read them; those of ``merged`` go into the state of their batch."""
     paths = {file.path for file in merged}
     return [
@@ -144,7 +143,7 @@ def publish(
     number: int,
     tick: int,
     blobs: DataFrame | None = None,
-) -> list[Carry]:
+) -> list[StreamFile]:
     """Give the files that tasks have written to ``folder`` their final names, durably.
 
     On another file system, let Spark write what the tasks have returned as ``blobs``.
@@ -158,7 +157,7 @@ def publish(
         if not rows:
             continue
         place = folder / kind
-        files.append(Carry(spark_path(place), number, tick, rows))
+        files.append(StreamFile(spark_path(place), number, tick, rows))
         if isinstance(place, HadoopPath):
             assert blobs is not None
             remote.write_state(blobs, kind, place)
@@ -184,12 +183,30 @@ def expired_ms(tick: float, settled: float | None, settings: PipelineSettings) -
     return now - wait_ms
 
 
-def expired_ids(files: Iterable[Carry], tick: int, window_ms: int) -> list[Carry]:
+def expired_ids(files: Iterable[StreamFile], tick: int, window_ms: int) -> list[StreamFile]:
     """The files of the dedup index whose ids are older than the window."""
     return [file for file in files if file.arrived_ms <= tick - window_ms]
 
 
-def are_ahead(files: Iterable[Carry], now: float) -> bool:
+def clock_step(moved_s: float, passed_s: float | None, window_s: float) -> float:
+    """By how much the clock was set while it moved by ``moved_s``; 0: by too little to matter.
+
+    ``passed_s`` is the time that has passed meanwhile; None: not known, as another process was
+    there before. Then half of the window has passed at most: ids live through one restart.
+    """
+    if passed_s is None:
+        passed_s = max(0.0, min(moved_s, window_s / 2))
+    step_s = moved_s - passed_s
+    return step_s if abs(step_s) > window_s / _ID_SLOTS else 0.0
+
+
+def shifted(files: Iterable[StreamFile], seconds: float) -> tuple[StreamFile, ...]:
+    """Files as if they had arrived by a clock that was set since."""
+    by_ms = round(seconds * 1000)
+    return tuple(replace(file, arrived_ms=file.arrived_ms + by_ms) for file in files)
+
+
+def are_ahead(files: Iterable[StreamFile], now: float) -> bool:
     """Whether files come from the future: the clock was ahead when they were written.
 
     ``now`` is in seconds since 1970.
@@ -198,8 +215,8 @@ def are_ahead(files: Iterable[Carry], now: float) -> bool:
 
 
 def pending_to_merge(
-    files: Sequence[Carry], *, tick: int, wait_ms: int, expire: bool
-) -> list[Carry]:
+    files: Sequence[StreamFile], *, tick: int, wait_ms: int, expire: bool
+) -> list[StreamFile]:
     """Which files of pending spans, oldest first, to merge into one with those of this ``tick``.
 
     Where files expire, only files of one time slot are merged. In a backfill all of them stay, so
@@ -220,7 +237,9 @@ def pending_to_merge(
     return merged if len(merged) >= _PENDING_SLOTS else []
 
 
-def ids_to_merge(files: Sequence[Carry], *, tick: int, window_ms: int, expire: bool) -> list[Carry]:
+def ids_to_merge(
+    files: Sequence[StreamFile], *, tick: int, window_ms: int, expire: bool
+) -> list[StreamFile]:
     """Which files of ids, oldest first, to merge into one with those of this ``tick``.
 
     The newest ones, as long as none is more than twice as large as all after it: the rest shrink
@@ -229,7 +248,7 @@ def ids_to_merge(files: Sequence[Carry], *, tick: int, window_ms: int, expire: b
     one has is not known yet.
     """
     slot_ms = max(1, window_ms // _ID_SLOTS)
-    merged: list[Carry] = []
+    merged: list[StreamFile] = []
     total = 0
     for file in reversed(files):
         if expire and file.arrived_ms // slot_ms != tick // slot_ms:
@@ -241,7 +260,7 @@ def ids_to_merge(files: Sequence[Carry], *, tick: int, window_ms: int, expire: b
     return merged if len(merged) > 1 else []
 
 
-def check_files(files: Iterable[Carry], spark: SparkSession | None = None) -> None:
+def check_files(files: Iterable[StreamFile], spark: SparkSession | None = None) -> None:
     """Raise if any of ``files`` is damaged: its spans would be lost or counted twice silently.
 
     ``spark`` opens those on another file system. Without it, they are not checked.
@@ -264,21 +283,25 @@ def check_files(files: Iterable[Carry], spark: SparkSession | None = None) -> No
             )
 
 
-def remove_unused(checkpoint: AnyPath, used: Iterable[Carry]) -> None:
+def remove_unused(checkpoint: AnyPath, used: Iterable[StreamFile]) -> None:
     """Remove the files that are not ``used``: no commit names them, nobody will read them.
 
-    By their names in the checkpoint, which may have been moved to another place.
+    By their names in the checkpoint, which may have been moved to another place. What tasks have
+    left that were run again goes, too.
     """
     names = {_short(file.path) for file in used}
     for place in ("state", *_OLD):
         for folder in _folders(checkpoint / place):
-            inner = [folder / kind for kind in StateKind] if place == "state" else []
+            inner = _folders(folder) if place == "state" else []
             if not any(_short(str(path)) in names for path in (folder, *inner)):
                 remove_tree(folder)
                 continue
             for path in inner:
                 if _short(str(path)) not in names:
                     remove_tree(path)
+        if place in _OLD and isinstance(checkpoint, Path):
+            with contextlib.suppress(OSError):  # it is not empty, or not there
+                (checkpoint / place).rmdir()
 
 
 def _short(path: str) -> str:
@@ -290,7 +313,7 @@ def _folders(place: AnyPath) -> list[AnyPath]:
     return list(place.iterdir()) if place.is_dir() else []
 
 
-def _are_whole(files: Sequence[Carry], spark: SparkSession) -> bool:
+def _are_whole(files: Sequence[StreamFile], spark: SparkSession) -> bool:
     """Whether files on another file system have all rows: one look at all of them."""
     folders = [file_at(file.path, spark) for file in files]
     if not all(folder.is_dir() for folder in folders):

@@ -14,16 +14,17 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import chain, zip_longest
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchmill.files import sync
-from batchmill.spans import ids_of, read_summary
+from batchmill.spans import MOST_HOSTS, KnownHosts, ids_of, read_summary
 from batchmill.spark.shuffle import Blob, Kind, Share, by_part, trace_parts, used_texts
 
 _METADATA = b"batchmill.parts"
@@ -37,7 +38,7 @@ class StateKind(StrEnum):
     IDS = "ids"
     """The ids of spans that were counted."""
     HOSTS = "hosts"
-    """The hosts outside that have answered: see :mod:`batchmill.spans.hosts`."""
+    """The hosts that have answered, and those that have not: see :mod:`batchmill.spans.hosts`."""
 
 
 @dataclass(frozen=True)
@@ -145,19 +146,29 @@ def write_hidden(table: pa.Table, folder: Path, write: Callable[[pa.Table, Path]
     return path
 
 
-def write_hosts(hosts: Collection[str], folder: Path) -> StatePiece:
-    """Write the names of hosts; the driver does."""
-    table = pa.table({"host": pa.array(sorted(hosts), pa.string())})
-    return write_state(StateKind.HOSTS, {0: table}, folder)
+def write_hosts(hosts: KnownHosts, folder: Path) -> StatePiece:
+    """Write what is known about hosts; the driver does.
+
+    A row for each: null of one that has answered, else how often calls to it were given up. Of too
+    many that have answered, so many that this can be seen.
+    """
+    answering = sorted(hosts.answering)[: MOST_HOSTS + 1]
+    names = [*answering, *hosts.unanswered]
+    counts = [*[None] * len(answering), *hosts.unanswered.values()]
+    columns = {"host": pa.array(names, pa.string()), "given_up": pa.array(counts, pa.int32())}
+    return write_state(StateKind.HOSTS, {0: pa.table(columns)}, folder)
 
 
-def read_hosts(folder: Path) -> frozenset[str]:
-    """The names of hosts."""
-    hosts: set[str] = set()
-    for path in folder.glob("*.arrow"):
+def read_hosts(folders: Iterable[Path]) -> KnownHosts:
+    """What is known about hosts. Older versions kept only those that have answered."""
+    counts: dict[str, int | None] = {}
+    for path in chain.from_iterable(folder.glob("*.arrow") for folder in folders):
         with pa.memory_map(str(path)) as source:
-            hosts.update(pa.ipc.open_file(source).read_all()["host"].to_pylist())
-    return frozenset(hosts)
+            columns = pa.ipc.open_file(source).read_all().to_pydict()
+        counts.update(zip_longest(columns["host"], columns.get("given_up", ())))
+    answering = frozenset(host for host, count in counts.items() if count is None)
+    unanswered = {host: count for host, count in counts.items() if count is not None}
+    return KnownHosts(answering, unanswered)
 
 
 def state_rows(path: Path) -> int:

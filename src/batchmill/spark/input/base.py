@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from batchmill.spark.input.books import Plan
 from batchmill.spark.input.choice import Pace
-from batchmill.spark.runtime.books import Plan
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Unread:
 
 @dataclass(frozen=True)
 class Choice:
-    """The input that a batch is to have; see :class:`batchmill.spark.runtime.books.Plan`."""
+    """The input that a batch is to have; see :class:`batchmill.spark.input.books.Plan`."""
 
     amount: int
     """How much it is, in what the pace of batches is measured in."""

@@ -12,6 +12,7 @@ The rest of the batch is the oldest of the backlog.
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,10 +33,9 @@ _MOST_GROWTH = 2
 chance has made too large would let a batch take far longer than it should."""
 _NEW_SHARE = 0.75
 """What is new may take this part of a batch beside a backlog."""
-_FEWEST = 50_000
-"""However often batches ran out of memory, one may have so many rows or messages."""
-_GROWTH = 1.05
-"""By how much that limit grows with each batch that came to its end."""
+_GROWTH, _SAFE, _SLOWLY = 1.05, 1.5, 1.002
+"""By how much a ceiling grows with each batch of a backlog that came to its end: soon up to so many
+times what it was lowered to, which is less than what was too much; then slowly."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,10 @@ class Pace:
     """Whether a batch came before the last ones: the first of a process is slow."""
     ceiling: int | None = None
     """The most rows or messages of a batch since one ran out of memory; None: none did."""
+    safe: float = 0.0
+    """Beyond it the ceiling grows slowly."""
+    begun: tuple[int, float] | None = None
+    """The batch that runs, and when it began, by the monotonic clock; None: none runs."""
 
     def note(self, amount: int, seconds: float, *, backlog: int = 0) -> None:
         """Add a batch; ``backlog``: how many rows or messages of a backlog it had."""
@@ -87,8 +91,9 @@ class Pace:
             self.recent.clear()
             self.warm = True
         self.recent.append(BatchTime(amount, seconds, backlog))
-        if self.ceiling is not None:
-            self.ceiling = int(self.ceiling * _GROWTH) + 1
+        if self.ceiling is not None and backlog:  # only then it has bounded the batch
+            growth = _GROWTH if self.ceiling < self.safe else _SLOWLY
+            self.ceiling = int(self.ceiling * growth) + 1
 
     def limit(self, most: int, least: int, *, behind: bool = False) -> int:
         """How much the next batch may take; half as much beside a backlog."""
@@ -98,7 +103,15 @@ class Pace:
 
     def lower_ceiling(self, count: int) -> None:
         """From now on, no batch has more rows or messages than one that is known to be too many."""
-        self.ceiling = max(_FEWEST, min(count, self.ceiling or count))
+        if self.ceiling is None or count < self.ceiling:
+            self.ceiling = max(1, count)
+            self.safe = _SAFE * self.ceiling
+
+    @property
+    def usual_s(self) -> float:
+        """How long a batch usually takes: its target or, if that is longer, as the last ones."""
+        times = [time.seconds for time in list(self.recent)]  # another thread may add one meanwhile
+        return max(self.target_s or 0.0, statistics.median(times) if times else 0.0)
 
     @property
     def backlog_per_s(self) -> float:

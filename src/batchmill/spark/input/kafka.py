@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from batchmill.errors import BatchmillError
@@ -36,14 +38,14 @@ from batchmill.kafka import (
     read_messages,
     span_rows,
 )
-from batchmill.spark.errors import PipelineError
+from batchmill.spark.errors import BatchTooLargeError, PipelineError
 from batchmill.spark.failures import explain_task_error
 from batchmill.spark.files.paths import AnyPath, is_uri, remove_tree, segments_in
 from batchmill.spark.input.base import Choice, Unread
-from batchmill.spark.input.choice import Pace, share
+from batchmill.spark.input.books import Books, Plan
+from batchmill.spark.input.choice import Pace, Segment, share
 from batchmill.spark.input.rows import SPAN
 from batchmill.spark.input.segments import spark_path
-from batchmill.spark.runtime.books import Books, Plan
 from batchmill.spark.settings import PipelineSettings
 from batchmill.traces import SpanKeeper
 
@@ -52,6 +54,9 @@ log = logging.getLogger("batchmill.spark")
 _POLL_S = 1.0
 _LEAST = 10_000
 """A batch of fewer messages is not made smaller to be quicker."""
+_RECENT = 8
+"""Of so many batches it is remembered how many rows a message had."""
+_ANY = 2**62
 _FEWEST = 2_000
 """So many messages are read by one task, and not by several."""
 
@@ -117,10 +122,17 @@ class KafkaInput:
         spark: SparkSession,
         options: Mapping[str, str] | None = None,
         keeper: SpanKeeper | None = None,
+        *,
+        max_rows: Callable[[], int] = lambda: _ANY,
     ) -> None:
         """``options`` are librdkafka's; ``keeper`` takes the files of spans that are not needed any
-        more."""
+        more. ``max_rows``: the most rows of a batch, unless the settings say it."""
         self._keeper = keeper
+        self._usual_rows = max_rows
+        self._rows_of_message: deque[float] = deque(maxlen=_RECENT)
+        """How many rows a message of the last batches had, on average."""
+        self._refused: Plan | None = None
+        """The last plan that turned out to have too many rows."""
         self._address = address
         self._books = books
         self._settings = settings
@@ -168,6 +180,10 @@ class KafkaInput:
                 self._waiting[partition] = first, high
 
     @property
+    def _max_rows(self) -> int:
+        return self._settings.max_batch_rows or self._usual_rows()
+
+    @property
     def waiting(self) -> bool:
         """Whether there are messages that are not chosen yet."""
         return bool(self._waiting)
@@ -176,7 +192,9 @@ class KafkaInput:
         """The oldest messages of each partition."""
         if not self._waiting:
             return None
-        most = min(self._settings.max_batch_messages, pace.ceiling or 2**62)
+        most = min(self._settings.max_batch_messages, pace.ceiling or _ANY)
+        if self._rows_of_message:
+            most = min(most, max(1, int(self._max_rows / max(self._rows_of_message))))
         chosen = share(self._waiting, pace.limit(most, _LEAST))
         self._waiting = {
             partition: (chosen[partition][1], end)
@@ -200,7 +218,11 @@ class KafkaInput:
         return replace(plan, offsets=half), sum(end - first for first, end in half.values())
 
     def segments(self, plan: Plan) -> Sequence[str]:
-        """Decode the batch's messages into segments, replacing those of an earlier attempt."""
+        """Decode the batch's messages into segments, replacing those of an earlier attempt.
+
+        Raises :class:`BatchTooLargeError` if they have too many rows, once for a plan: if it cannot
+        be divided, it is tried all the same.
+        """
         self._clear(keep=str(plan.batch))
         folder = self._staging / str(plan.batch)
         spans, deltas = folder / SPAN.name, folder / "deltas"
@@ -214,8 +236,17 @@ class KafkaInput:
         with explain_task_error():
             rows = numbers.mapInArrow(step, self._spark.createDataFrame(span_rows([])).schema)
             rows.write.mode("overwrite").parquet(spark_path(spans))
-        names, _ = segments_in(folder)
+        names, segments = segments_in(folder)
+        self._check_rows(plan, messages, sum(map(_rows_in, segments)))
         return sorted(name if is_uri(name) else spark_path(Path(name)) for name in names)
+
+    def _check_rows(self, plan: Plan, messages: int, rows: int) -> None:
+        """Remember how many rows the messages have; raise if they are too many for a batch."""
+        # Nobody knows it before they are read: a message has the spans of a trace in one request.
+        self._rows_of_message.append(max(1, rows) / max(1, messages))
+        if rows > self._max_rows and messages > 1 and plan != self._refused:
+            self._refused = plan
+            raise BatchTooLargeError(rows, self._max_rows)
 
     def unread(self, last: int | None, now: float) -> Unread:
         """By a request to the broker, within seconds."""
@@ -252,3 +283,13 @@ class KafkaInput:
             for path in sorted((folder / SPAN.name).glob("[!._]*.parquet")):
                 with contextlib.suppress(FileNotFoundError):
                     self._keeper.take(path)
+
+
+def _rows_in(segment: Segment) -> int:
+    """How many rows a file has; about, if it is not on this machine or cannot be read."""
+    if is_uri(segment.path):
+        return segment.rows
+    try:
+        return int(pq.read_metadata(segment.path).num_rows)
+    except (pa.ArrowException, OSError):
+        return segment.rows  # deltas that are none: the task that reads them sets them aside

@@ -56,6 +56,7 @@ SPAN = SourceType(
 an event type: rows of several are derived from it."""
 
 _ENCODED = pa.dictionary(pa.int32(), pa.string())
+_ENCODED_MAP = pa.map_(_ENCODED, _ENCODED)
 _IDS = frozenset(column.name for column in spool.SPAN_SCHEMA if column.kind == "id")
 _MAPS = frozenset(column.name for column in spool.SPAN_SCHEMA if column.kind == "map")
 
@@ -70,8 +71,8 @@ class CheckedRows:
 
     rows: pa.Table
     """The valid rows: ``time``, for spans ``end_time``, and the needed columns of the catalog, in
-    its order and its types, null where the input has none. Texts that name an entity are
-    dictionaries, which may have a text twice; of a span, all texts but the ids are."""
+    its order and its types, null where the input has none. Texts are dictionaries, which may have a
+    text twice; of a span, all but the ids are, also those in maps."""
     invalid: pa.Table | None
     """The invalid rows with ``_reason`` and every column of the catalog that the input has, unless
     it is of a wrong type; None: there are none. Numbers too large for an int stay as they are."""
@@ -125,10 +126,15 @@ def check_spans(table: pa.Table, latest_us: int) -> CheckedRows:
 
 
 def open_segment(file: pa.NativeFile, source: SourceType) -> pq.ParquetFile:
-    """Open a file so that texts that repeat are read as the dictionaries they are stored as."""
+    """Open a file so that texts that repeat are read as the dictionaries they are stored as.
+
+    A request of a few KiB may have a text of 4 KiB in each of a thousand spans.
+    """
     footer = pq.ParquetFile(file)
-    schema, texts = footer.schema_arrow, (pa.string(), pa.large_string())
-    repeating = [name for name in _encoded(source) if _type(schema, name) in texts]
+    schema = footer.schema_arrow
+    coded = {name for name in schema.names if _has_texts(schema, source, name)}
+    leaves = (footer.metadata.schema.column(at).path for at in range(footer.metadata.num_columns))
+    repeating = [path for path in leaves if path.split(".")[0] in coded]
     return pq.ParquetFile(
         file,
         metadata=footer.metadata,
@@ -183,7 +189,15 @@ def _read_columns(file: pq.ParquetFile, names: Iterable[str]) -> pa.Table:
         for name in present
         if name in paths and all(_is_empty(group.column(paths[name])) for group in groups)
     }
-    table = file.read([name for name in present if name not in empty], use_threads=False)
+    wanted = [name for name in present if name not in empty]
+    if len(groups) > 1 and wanted:
+        # Of maps with dictionaries, Arrow cannot read several groups at once.
+        numbers = range(len(groups))
+        table = pa.concat_tables(
+            file.read_row_group(number, wanted, use_threads=False) for number in numbers
+        )
+    else:
+        table = file.read(wanted, use_threads=False)
     for name in empty:
         field = schema.field(name)
         table = table.append_column(field, pa.nulls(metadata.num_rows, field.type))
@@ -232,11 +246,10 @@ def _sort_out(
         columns = {name: array.filter(kept) for name, array in columns.items()}
     for name, keys in lookups.items():
         columns |= _look_up(columns[name], keys)
-    encoded = _encoded(source)
     nulls = functools.cache(functools.partial(pa.nulls, len(times[TIME_COLUMN])))
     converted = {}
     for field in fields:
-        kind = _ENCODED if field.column in encoded else field.type.arrow_type()
+        kind = _kind(source, field)
         array = columns.get(field.column)
         # Most columns of a span are entirely null: all of them share one array.
         is_null = array is None or array.null_count == len(array)
@@ -254,7 +267,7 @@ def _set_aside(source: SourceType, table: pa.Table, reasons: Reasons) -> pa.Tabl
     if _is_span(source) and (foreign := _column(table, FOREIGN)) is not None:
         columns[FOREIGN] = foreign
     for field in _readable(source, table.schema):
-        array, kind = _column(table, field.column), field.type.arrow_type()
+        array, kind = _column(table, field.column), _kind(source, field)
         try:
             columns[field.column] = _converted(array, kind)
         except pa.ArrowInvalid:  # too large for an int
@@ -286,6 +299,11 @@ def _look_up(maps: pa.Array, keys: Mapping[str, str]) -> dict[str, pa.Array]:
 
 def _converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """A column in a type of the catalog, its texts in valid UTF-8."""
+    if kind == _ENCODED_MAP:
+        # A copy of the offsets: they may be a part of others.
+        offsets, is_null = pa.array(np.array(array.offsets)), array.is_null()
+        keys, items = (_converted(texts, _ENCODED) for texts in (array.keys, array.items))
+        return pa.MapArray.from_arrays(offsets, keys, items, mask=is_null)
     if kind == _ENCODED:
         if not pa.types.is_dictionary(array.type):
             array = array.dictionary_encode()
@@ -309,7 +327,7 @@ def _converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
 def _repaired(array: pa.Array) -> pa.Array:
     """Texts with U+FFFD in place of what is no UTF-8."""
     if pa.types.is_dictionary(array.type):
-        return _repaired(array.dictionary_decode()).dictionary_encode()
+        return pa.DictionaryArray.from_arrays(array.indices, _repaired(array.dictionary))
     raw = pc.cast(array, _as_bytes(array.type))
     raw.validate(full=True)
     return pa.array(_decoded(raw.to_pylist()), array.type)
@@ -361,12 +379,31 @@ def _readable(source: SourceType, schema: pa.Schema) -> list[Field]:
     ]
 
 
+def _kind(source: SourceType, field: Field) -> pa.DataType:
+    """The type that a column gets."""
+    if field.column not in _encoded(source):
+        return field.type.arrow_type()
+    return _ENCODED_MAP if field.type.kind == "map" else _ENCODED
+
+
+def _has_texts(schema: pa.Schema, source: SourceType, name: str) -> bool:
+    """Whether a column becomes dictionaries, and has nothing but texts."""
+    if name not in _encoded(source):
+        return False
+    is_map = source.fields[name].type.kind == "map"
+    kind, texts = schema.field(name).type, (pa.string(), pa.large_string())
+    if not is_map:
+        return kind in texts
+    return pa.types.is_map(kind) and kind.key_type in texts and kind.item_type in texts
+
+
+@functools.cache
 def _encoded(source: SourceType) -> frozenset[str]:
     """The columns that become dictionaries."""
     if _is_span(source):
-        return frozenset(SPAN.fields) - _IDS - _MAPS
-    roles = [source.fields[role] for role in source.entity.roles.values() if role in source.fields]
-    return frozenset(field.column for field in roles if field.type.arrow_type() == pa.string())
+        return frozenset(SPAN.fields) - _IDS
+    fields = source.fields.values()
+    return frozenset(field.column for field in fields if field.type.arrow_type() == pa.string())
 
 
 def _lookups(source: SourceType, schema: pa.Schema) -> dict[str, dict[str, str]]:

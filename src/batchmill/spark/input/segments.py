@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+QUARANTINED = "rows-"
+"""How folders of quarantined rows begin."""
 _RETRY_AFTER_S = (0.05, 0.2, 0.8)
 """Pauses before a file is read again after a fault that is not the file's."""
 FILE_FAULTS = {
@@ -92,8 +94,10 @@ def reason_for(error: Exception) -> str | None:
 
 
 def source_of(path: str) -> str:
-    """The name of the folder that a segment lies in."""
-    return path.rstrip("/").rsplit("/", 2)[-2]
+    """The name of the folder that a segment lies in; rows of the quarantine have one of their batch
+    in between."""
+    *_, above, folder, _ = ("", *path.rstrip("/").split("/"))
+    return above if folder.startswith(QUARANTINED) else folder
 
 
 def spark_path(path: AnyPath, *, glob: bool = False) -> str:

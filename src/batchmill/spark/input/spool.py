@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +15,9 @@ from pyspark.sql import SparkSession
 from batchmill.spark.errors import PipelineError
 from batchmill.spark.files.paths import AnyPath, file_at, is_empty, is_uri, segments_in
 from batchmill.spark.input.base import Choice, Unread
+from batchmill.spark.input.books import Books, Plan
 from batchmill.spark.input.choice import Cut, Pace, Room, Segment, cut, how_many
 from batchmill.spark.input.segments import spark_path
-from batchmill.spark.runtime.books import Books, Plan
 from batchmill.spark.settings import MEBIBYTE, PipelineSettings
 from batchmill.spool import SPAN_SOURCE
 from batchmill.traces import SpanKeeper
@@ -40,7 +41,7 @@ class SpoolInput:
         remove_from: AnyPath | None = None,
         spark: SparkSession | None = None,
         *,
-        max_rows: int = _ANY,
+        max_rows: Callable[[], int] = lambda: _ANY,
         keeper: SpanKeeper | None = None,
     ) -> None:
         """``remove_from``: the quarantine, if segments that were read are to be removed; ``keeper``
@@ -58,7 +59,7 @@ class SpoolInput:
             if remove_from is None
             else SegmentRemover(folder, books, remove_from, spark, keeper)
         )
-        self._max_rows = settings.max_batch_rows or max_rows
+        self._max_rows = max_rows
         self._waiting: Sequence[Segment] = ()
         """The oldest first."""
         self._known: dict[str, Segment] = {}
@@ -88,21 +89,27 @@ class SpoolInput:
         """List the folder; segments that are gone are forgotten."""
         # First what was read: a segment may be removed, and forgotten, while the folder is listed.
         read = self._books.read()
-        present, new = segments_in(self._folder, read.union(self._known))
+        present, waiting = self._listed(read)
         gone = read.difference(present)
         if gone:
             self._forget(gone)
-        # A complete segment never changes: its size is read once.
-        self._known = {
-            path: segment
-            for path, segment in self._known.items()
-            if path in present and path not in read
-        }
-        self._known |= {segment.path: segment for segment in new}
-        self._waiting = sorted(
-            self._known.values(), key=lambda segment: (segment.mtime, segment.path)
-        )
+        self._waiting = sorted(waiting, key=lambda segment: (segment.mtime, segment.path))
         self._in_order = not patient
+
+    def _listed(self, read: set[str]) -> tuple[set[str], Collection[Segment]]:
+        """The names of all segments in the folder, and the segments that are not ``read``.
+
+        Called by several threads.
+        """
+        # A complete segment never changes: its size is read once.
+        known = self._known
+        present, new = segments_in(self._folder, read.union(known))
+        known = {
+            **{path: known[path] for path in present.intersection(known).difference(read)},
+            **{segment.path: segment for segment in new},
+        }
+        self._known = known
+        return present, known.values()
 
     @property
     def waiting(self) -> bool:
@@ -116,11 +123,13 @@ class SpoolInput:
         """
         if not self._waiting:
             return None
-        newest = self._waiting[-1].mtime
+        # What a wrong clock has dated later would make all that comes look old.
+        now = time.time()
+        newest = min(self._waiting[-1].mtime, now)
         made = self._cut(pace, newest)
         chosen = [*made.old, *made.new]
         self._waiting, self._since = made.left, newest
-        read = max(chosen[-1].mtime, *self._newest.values(), 0.0)
+        read = min(max(chosen[-1].mtime, *self._newest.values(), 0.0), now)
         batch = self._books.next_batch
         self._newest = {batch - 1: self._newest.get(batch - 1, 0.0), batch: read}
         left = made.left[0].mtime if made.left else None
@@ -145,7 +154,8 @@ class SpoolInput:
     def _room(self, pace: Pace, *, behind: bool) -> Room:
         most = self._settings.max_batch_bytes
         cost = pace.limit(max(most, _LEAST), _LEAST, behind=behind and not self._in_order)
-        return Room(cost, most, min(self._max_rows, pace.ceiling or self._max_rows))
+        rows = self._settings.max_batch_rows or self._max_rows()
+        return Room(cost, most, min(rows, pace.ceiling or rows))
 
     def halve(self, plan: Plan) -> tuple[Plan, int] | None:
         """The first half of the segments, by their rows."""
@@ -157,7 +167,8 @@ class SpoolInput:
         while end < len(rows) - 1 and 2 * (kept + rows[end]) <= sum(rows):
             kept += rows[end]
             end += 1
-        return replace(plan, segments=plan.segments[:end]), kept
+        # Half of the rows is what fits: a first segment that is small does not make batches small.
+        return replace(plan, segments=plan.segments[:end]), max(kept, sum(rows) // 2)
 
     def segments(self, plan: Plan) -> Sequence[str]:
         """Those of the plan."""
@@ -165,8 +176,7 @@ class SpoolInput:
 
     def unread(self, last: int | None, now: float) -> Unread:
         """By listing the folder."""
-        read = self._books.read(last)
-        _, segments = segments_in(self._folder, read)
+        _, segments = self._listed(self._books.read(last))
         return unread_of(segments, now, self._newest.get(-1 if last is None else last))
 
     def remove_read(self) -> None:
@@ -274,7 +284,7 @@ def present_segments(folder: AnyPath) -> set[str]:
     return segments_in(folder)[0]
 
 
-def unread_of(segments: Sequence[Segment], now: float, committed: float | None) -> Unread:
+def unread_of(segments: Collection[Segment], now: float, committed: float | None) -> Unread:
     """What waits; ``committed``: when the newest committed segment was written, None: not known."""
 
     def age(some: Iterable[Segment]) -> float:

@@ -2,6 +2,6 @@
 
 :mod:`.pipeline` is the public class. :mod:`.stream` runs the batches of its stream and
 :mod:`.backfill` its backfills; :mod:`.progress` does the upkeep beside them. :mod:`.session` and
-:mod:`.java` start Spark. :mod:`.checkpoint` is the folder that a stream continues from, with the
-:mod:`.books` of what was read; :mod:`.takeover` reads those of version 1.
+:mod:`.java` start Spark. :mod:`.checkpoint` is the folder that a stream continues from;
+:mod:`.takeover` reads the books of version 1.
 """

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from batchmill.spark.errors import PipelineError
-from batchmill.spark.files.paths import AnyPath, create_whole
-from batchmill.spark.runtime import books, takeover
-from batchmill.spark.runtime.books import Account, Books, read_account
+from batchmill.spark.files.paths import AnyPath, create_whole, remove_stale_temporaries
+from batchmill.spark.input import books
+from batchmill.spark.input.books import Account, Books, read_account
+from batchmill.spark.runtime import takeover
 from batchmill.spark.runtime.takeover import Marks
 
 _NAME = "batchmill.json"
@@ -81,6 +82,7 @@ class Checkpoint:
 def open_checkpoint(folder: AnyPath, stream: str, store_id: str) -> Checkpoint:
     """Open the checkpoint in ``folder``; a new one is created if there is none."""
     folder.mkdir(parents=True, exist_ok=True)
+    remove_stale_temporaries(folder)
     file = folder / _NAME
     if not file.exists():
         old = isinstance(folder, Path) and takeover.is_in(folder)

@@ -22,18 +22,18 @@ from batchmill.spark.batch.writer import StreamWriter, aggregators_for
 from batchmill.spark.errors import PipelineError
 from batchmill.spark.failures import explain_full_disk
 from batchmill.spark.files.paths import AnyPath, is_uri, local_only, parse_path, segments_in
+from batchmill.spark.files.quarantine import Quarantine
 from batchmill.spark.input.base import Input
+from batchmill.spark.input.books import Books
 from batchmill.spark.input.choice import Pace
-from batchmill.spark.input.quarantine import Quarantine
 from batchmill.spark.input.spool import SpoolInput, present_segments
 from batchmill.spark.runtime.backfill import STOPPED, Backfills, folder_stream
-from batchmill.spark.runtime.books import Books
 from batchmill.spark.runtime.checkpoint import Checkpoint, open_checkpoint
 from batchmill.spark.runtime.progress import Progress, Upkeep, read_progress
 from batchmill.spark.runtime.session import lease, rows_for
-from batchmill.spark.runtime.stream import StreamRun
+from batchmill.spark.runtime.stream import SETTLE_EVERY_S, StreamRun
 from batchmill.spark.settings import PipelineSettings, check_dedup_s, trigger_seconds
-from batchmill.store import Claim, Exempt, RetryPolicy, Store, open_store
+from batchmill.store import Claim, Exempt, RetryPolicy, Store, TrustedTime, open_store
 from batchmill.traces import KeepSettings, SpanKeeper
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Pipeline:
         if self.outbox is not None and not isinstance(self.checkpoint, Path):
             raise ConfigError(
                 "checkpoint",
-                self.checkpoint,
+                str(self.checkpoint),
                 "a local folder where there is an outbox: exporters read it there",
             )
         self.keep_spans = None if keep_spans is None else self._keep_folder(keep_spans)
@@ -156,7 +156,6 @@ class Pipeline:
         self.cut_short = False
         """Whether the last run or backfill was stopped before all of its input was read."""
         self._run: StreamRun | None = None
-        self._writer: StreamWriter | None = None
         self._stop_requested = False
         self._closing = threading.RLock()
         self._callbacks: set[int] = set()
@@ -173,11 +172,12 @@ class Pipeline:
             self._lease.release()
             self._close_store()
             raise
+        self._quarantine = Quarantine(self.quarantine, self.spark)
         self._backfills = Backfills(
             self.settings,
             self.metrics,
             self.checkpoint,
-            max_rows=rows_for(self.spark),
+            max_rows=self._max_rows,
             claim=self._claimed,
             session=lambda: self.spark,
             clock=self._clock,
@@ -205,7 +205,7 @@ class Pipeline:
         with self._closing:  # a callback may stop it before this returns
             self._begin(trigger_seconds(trigger))
             assert self._upkeep is not None
-            self._upkeep.start(self.settings.span_wait_s)
+            self._upkeep.start()
             if self._keeper is not None:
                 self._keeper.start()
 
@@ -219,7 +219,7 @@ class Pipeline:
         finally:
             self._end()
             self.cut_short = run.cut_short
-        return self._reports
+        return list(self._reports)
 
     def check_source(self) -> None:
         """Raise an error if the topic cannot be read now; see :mod:`batchmill.kafka`.
@@ -237,11 +237,16 @@ class Pipeline:
 
         A running stream does so by itself. None if no span waited long enough.
         """
-        writer = self._writer
-        if writer is not None:
-            return writer.settle(everything=everything)
-        with self._claimed(self.name, self.checkpoint) as (writer, _):
-            return writer.settle(everything=everything)
+        if self._is_inside():
+            raise PipelineError("a batch's callback cannot settle the spans of its own stream")
+        with self._closing:
+            if self._run is not None:
+                return self._run.settle(everything=everything)
+            run = self._begin(None, start=False)
+            try:
+                return run.settle(everything=everything)
+            finally:
+                self._end()
 
     def progress(self) -> Progress:
         """How far the stream has come; a running one also writes it to ``progress.json``."""
@@ -326,7 +331,7 @@ class Pipeline:
         """Whether this thread runs a batch's callback or a backfill, and so cannot wait for it."""
         return threading.get_ident() in self._callbacks or self._backfills.runs_here()
 
-    def _begin(self, interval_s: float | None) -> StreamRun:
+    def _begin(self, interval_s: float | None, *, start: bool = True) -> StreamRun:
         self._check_open()
         if self._run is not None:
             raise PipelineError("the pipeline runs already: stop() it first")
@@ -334,14 +339,15 @@ class Pipeline:
         writer, checkpoint = stack.enter_context(self._claimed(self.name, self.checkpoint))
         try:
             with explain_full_disk(*local_only(self.checkpoint)):
-                books = self._books(checkpoint, write=True, parts=writer.parts)
-            keeper = self._open_keeper()
+                books = self._books(checkpoint, write=True, parts=writer.divide())
+            trusted = TrustedTime()
+            keeper = self._open_keeper(trusted)
             source = self._input(books, keeper)
             pace = Pace(self.settings.target_batch_s)
-            trim = functools.partial(
-                Quarantine(self.quarantine).trim, self.settings.max_quarantine_bytes
+            trim = functools.partial(self._trim, trusted)
+            upkeep = Upkeep(
+                *(writer, checkpoint, self.store, source, pace, self._clock, trim, keeper, trusted)
             )
-            upkeep = Upkeep(writer, checkpoint, self.store, source, pace, self._clock, trim, keeper)
             run = StreamRun(
                 writer,
                 books,
@@ -350,18 +356,20 @@ class Pipeline:
                 lambda: self._stop_requested,
                 pace=pace,
                 clock=self._clock,
+                settle_every_s=min(SETTLE_EVERY_S, max(0.1, self.settings.span_wait_s / 4)),
                 before_batch=upkeep.remove_read,
                 after_batch=upkeep.remove_read if keeper else lambda: None,
             )
             self._keeper = keeper
             self._upkeep = upkeep
             upkeep.write_progress(committed=True)
-            run.start(interval_s)
+            if start:
+                run.start(interval_s)
         except BaseException:
             self._upkeep = None
             stack.close()
             raise
-        self._writer, self._run, self._release = writer, run, stack
+        self._run, self._release = run, stack
         return run
 
     def _end(self) -> None:
@@ -375,12 +383,18 @@ class Pipeline:
                 if (failure := run.unraised_failure()) is not None:
                     log.error("the stream %s had failed: %s", self.name, failure)
                 upkeep.remove_read()
-                upkeep.trim_quarantine()
+                upkeep.trim()
                 self._close_keeper()
                 upkeep.write_progress()
             finally:
-                self._run = self._writer = self._upkeep = self._keeper = None
+                self._run = self._upkeep = self._keeper = None
                 self._release.close()
+
+    def _trim(self, trusted: TrustedTime) -> None:
+        """Remove what is too much in the quarantine, and backfills that are forgotten."""
+        self._quarantine.trim(self.settings.max_quarantine_bytes)
+        if (now_s := trusted.now_s()) is not None:
+            self._backfills.remove_forgotten(min(now_s, self._clock()))
 
     def _path(self, path: str | Path) -> AnyPath:
         return parse_path(path, lambda: self.spark)
@@ -424,11 +438,11 @@ class Pipeline:
         _check_apart(*([self.spool] if self.spool else []), self.checkpoint, self.quarantine, path)
         return path.resolve()
 
-    def _open_keeper(self) -> SpanKeeper | None:
+    def _open_keeper(self, trusted: TrustedTime) -> SpanKeeper | None:
         if self.keep_spans is None:
             return None
         with explain_full_disk(self.keep_spans):
-            return SpanKeeper(self.keep_spans, self._keep, self._clock)
+            return SpanKeeper(self.keep_spans, self._keep, self._clock, trusted.now_s)
 
     def _close_keeper(self) -> None:
         """Stop keeping spans; without a thread of its own, the keeper does its work now."""
@@ -445,7 +459,13 @@ class Pipeline:
             from batchmill.spark.input.kafka import KafkaInput
 
             return KafkaInput(
-                self._topic, books, self.settings, self.spark, self._kafka_options, keeper
+                self._topic,
+                books,
+                self.settings,
+                self.spark,
+                self._kafka_options,
+                keeper,
+                max_rows=self._max_rows,
             )
         assert self.spool is not None
         remove_from = self.quarantine if self.remove_read else None
@@ -455,9 +475,13 @@ class Pipeline:
             self.settings,
             remove_from,
             self.spark,
-            max_rows=rows_for(self.spark),
+            max_rows=self._max_rows,
             keeper=keeper,
         )
+
+    def _max_rows(self) -> int:
+        """The most rows of a batch, unless the settings say it; executors may come and go."""
+        return rows_for(self.spark)
 
     def _check_open(self) -> None:
         if self._stop_requested:
@@ -507,7 +531,7 @@ class Pipeline:
                 claimed=claimed,
                 claim=claim,
                 checkpoint=checkpoint,
-                quarantine=Quarantine(self.quarantine, self.spark),
+                quarantine=self._quarantine,
                 settings=self.settings,
                 clock=self._clock,
                 # A backfill is complete: how long it takes must not decide which spans are paired.

@@ -23,7 +23,7 @@ from batchmill.spark.files.paths import AnyPath, write_whole
 from batchmill.spark.input.base import Input, Unread
 from batchmill.spark.input.choice import Pace
 from batchmill.spark.runtime.checkpoint import Checkpoint
-from batchmill.store import ClockState, Store, StreamInfo
+from batchmill.store import ClockState, Store, StreamInfo, TrustedTime
 from batchmill.traces import SpanKeeper
 
 log = logging.getLogger("batchmill.spark")
@@ -64,6 +64,19 @@ class BatchTimes:
 
 
 @dataclass(frozen=True)
+class RunningBatch:
+    """A batch that has begun and is not committed."""
+
+    batch: int
+    since: float
+    """When it began, in seconds since 1970."""
+    seconds: float
+    """For how long it has been running, whatever the clock did meanwhile."""
+    usual_s: float
+    """How long a batch usually takes: its target or, if that is longer, as the last ones."""
+
+
+@dataclass(frozen=True)
 class Progress:
     """How far a stream has come. Rows, spans and ``left_out`` are those of the whole store."""
 
@@ -98,6 +111,8 @@ class Progress:
     of the one, or messages of the other."""
     batches: tuple[BatchTimes, ...] = ()
     """The newest micro-batches of this process, the newest last."""
+    running: RunningBatch | None = None
+    """The batch that runs; None: none does."""
     overflow: tuple[Mapping[str, Any], ...] = ()
     """Of which parents entities went under ``overflow`` in the last hour, in this process: the
     worst first, as :class:`batchmill.aggregate.Offender` describes them."""
@@ -107,6 +122,8 @@ class Progress:
     """The queues of this process, as in ``batchmill status --json``."""
     levels: tuple[Mapping[str, Any], ...] = ()
     """Its thresholds, the same way."""
+    page_fault: str = ""
+    """Why this process has no page for Prometheus, though it is to have one; empty: it has."""
     clock: ClockState | None = None
     """What the store knew of the time at the last commit."""
     kept: Mapping[str, Any] | None = None
@@ -151,7 +168,7 @@ def progress_of(
         key = "spans" if (counter, of) == ("rows", "Span") else counter
         if key in totals:
             totals[key] += count
-    at = None if own is None or own.committed_at is None else own.committed_at / 1000
+    at = None if own is None or own.committed_ms is None else own.committed_ms / 1000
     last = None if own is None else own.last_batch
     progress = Progress(
         stream,
@@ -209,7 +226,7 @@ class Offenders:
 
 
 class Upkeep:
-    """Maintains one running stream: removes read segments, writes progress, settles old spans.
+    """Maintains one running stream: removes read segments, writes progress.
 
     A failure in here never ends the stream.
     """
@@ -224,9 +241,14 @@ class Upkeep:
         clock: Callable[[], float],
         trim: Callable[[], object] = lambda: None,
         keeper: SpanKeeper | None = None,
+        trusted: TrustedTime | None = None,
     ) -> None:
-        """``trim`` removes what the quarantine has too much of; ``keeper`` keeps spans."""
+        """``trim`` removes what quarantine and checkpoint have too much of; ``keeper`` keeps spans.
+
+        ``trusted`` hears what the store knows of the time.
+        """
         self._keeper = keeper
+        self._trusted = trusted or TrustedTime()
         self._pace = pace
         self._trim = trim
         self._writer = writer
@@ -243,12 +265,9 @@ class Upkeep:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self, span_wait_s: float) -> None:
+    def start(self) -> None:
         """Also run regularly, in a thread, until :meth:`stop`."""
-        every = min(_EVERY_S, max(0.1, span_wait_s / 4))
-        self._thread = threading.Thread(
-            target=self._run, args=(every,), name="batchmill-upkeep", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name="batchmill-upkeep", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -270,9 +289,12 @@ class Upkeep:
                 self._clock(),
                 self._pace.backlog_per_s,
             )
+            assert progress.clock is not None
+            self._trusted.note(progress.clock)
             return replace(
                 progress,
                 batches=tuple(self._batches),
+                running=self._running(),
                 kept=self._kept(),
                 overflow=self._offenders.worst(self._clock()),
             )
@@ -300,14 +322,22 @@ class Upkeep:
                     unread = self._source.unread(self._writer.last, now)
                     progress = self._last.with_lag(unread, now, self._pace.backlog_per_s)
                 self._last = progress
-                replace(progress, kept=self._kept(), **self._process.report()).write(
-                    self._checkpoint.folder
-                )
+                progress = replace(progress, running=self._running(), kept=self._kept())
+                replace(progress, **self._process.report()).write(self._checkpoint.folder)
                 self._fault = ""
         except Exception as error:  # noqa: BLE001 - the progress is only for people
             if str(error) != self._fault:  # once, not every second while a broker is down
                 log.warning("the progress of %s is not written: %s", self._writer.stream, error)
             self._fault = str(error)
+
+    def _running(self) -> RunningBatch | None:
+        last = self._writer.last
+        batch, began_s = self._pace.begun or (None, 0.0)
+        if batch is None or (last is not None and batch <= last):
+            return None
+        seconds = time.monotonic() - began_s
+        since, usual_s = self._clock() - seconds, self._pace.usual_s
+        return RunningBatch(batch, round(since, 3), round(seconds, 3), round(usual_s, 3))
 
     def _kept(self) -> dict[str, Any] | None:
         return None if self._keeper is None else asdict(self._keeper.stats)
@@ -319,23 +349,18 @@ class Upkeep:
         except OSError as error:
             log.warning("read segments cannot be removed yet, trying again later: %s", error)
 
-    def trim_quarantine(self) -> None:
-        """Let the quarantine remove what is too much."""
+    def trim(self) -> None:
+        """Remove what quarantine and checkpoint have too much of."""
         try:
             self._trim()
         except OSError as error:
-            log.warning("the quarantine cannot be made smaller, trying again later: %s", error)
+            log.warning("what is too much cannot be removed, trying again later: %s", error)
 
-    def _run(self, every: float) -> None:
-        due = time.monotonic() + every
-        while not self._stopping.wait(min(every, self._source.poll_s)):
-            settled = None
+    def _run(self) -> None:
+        due = time.monotonic() + _EVERY_S
+        while not self._stopping.wait(min(_EVERY_S, self._source.poll_s)):
             if time.monotonic() >= due:
-                due = time.monotonic() + every
-                try:
-                    settled = self._writer.settle()
-                except Exception:
-                    log.exception("expired spans cannot be settled, trying again later")
+                due = time.monotonic() + _EVERY_S
                 self.remove_read()
-                self.trim_quarantine()
-            self.write_progress(committed=settled is not None)
+                self.trim()
+            self.write_progress()

@@ -52,6 +52,9 @@ SETTINGS: Mapping[str, str] = {
     # The staged messages of a topic have timestamps that all readers understand.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.driver.maxResultSize": "4g",
+    # What batches do not remove themselves goes when the JVM collects its garbage: by default, that
+    # may take half an hour.
+    "spark.cleaner.periodicGC.interval": "2min",
     # Bounds what the driver keeps of finished jobs and batches.
     "spark.sql.ui.retainedExecutions": "20",
     "spark.ui.retainedJobs": "50",
@@ -187,13 +190,17 @@ def _start(master: str, conf: Mapping[str, str] | None) -> SparkSession:
     local = master.startswith("local")
     settings = dict(SETTINGS)
     log4j = Path(__file__).parents[1] / "log4j2.properties"
-    options = [f"-Dlog4j2.configurationFile={log4j.as_uri()}"]
+    options = [f"-Dlog4j2.configurationFile={log4j.as_uri()}", _temporary_option()]
     if local:
         settings["spark.driver.memory"] = _local_memory()
         options += _collector(os.environ)
         # The host's name may not resolve, on a laptop or in a container.
         settings["spark.driver.host"] = "127.0.0.1"
         settings["spark.driver.bindAddress"] = "127.0.0.1"
+        if "TMPDIR" in os.environ:
+            # What S3A and others have on the disk until they send it.
+            settings["spark.hadoop.hadoop.tmp.dir"] = "${java.io.tmpdir}/hadoop-${user.name}"
+            settings["spark.hadoop.fs.s3a.buffer.dir"] = "${hadoop.tmp.dir}/s3a"
     settings["spark.driver.extraJavaOptions"] = " ".join(options)
     settings |= conf or {}
     builder = SparkSession.builder.appName("batchmill").master(master)
@@ -203,6 +210,15 @@ def _start(master: str, conf: Mapping[str, str] | None) -> SparkSession:
     if not local:
         session.sparkContext.addPyFile(str(_package_zip()))
     return session
+
+
+def _temporary_option() -> str:
+    """The JVM's option for temporary files where Python has its own: it does not read TMPDIR.
+
+    Without ``spark.local.dir``, Spark has its local files there, too.
+    """
+    folder = tempfile.gettempdir().replace("\\", r"\\").replace('"', r"\"")
+    return f'"-Djava.io.tmpdir={folder}"'
 
 
 def _collector(environ: Mapping[str, str]) -> list[str]:

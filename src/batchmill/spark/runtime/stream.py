@@ -10,8 +10,12 @@ A batch goes through these steps; after a crash at any of them the next run cont
 A batch that is in the books and not done is run first, with the same input. If it is in the store
 already, that changes nothing.
 
+A batch without input gives up on spans that have waited long enough for a partner, while nothing
+comes that could bring one.
+
 A batch that ran out of memory twice, or whose process died twice, is made smaller, as long as the
 store has nothing of it: half of its input waits again, and later batches take no more than that.
+If the store has some of its parts, its tasks are: see :mod:`batchmill.spark.batch.job`.
 """
 
 from __future__ import annotations
@@ -28,13 +32,14 @@ from pyspark import InheritableThread
 
 from batchmill.spark.batch.report import BatchReport
 from batchmill.spark.batch.writer import StreamWriter
-from batchmill.spark.errors import PipelineError
+from batchmill.spark.errors import BatchTooLargeError, PipelineError
 from batchmill.spark.failures import explain_full_disk, is_out_of_memory
 from batchmill.spark.files.paths import local_only
 from batchmill.spark.input.base import Input
+from batchmill.spark.input.books import Books, Plan
 from batchmill.spark.input.choice import Pace
-from batchmill.spark.runtime.books import Books, Plan
-from batchmill.store import FencedError
+from batchmill.store import FencedError, StoreUnavailableError
+from batchmill.wording import count_of
 
 log = logging.getLogger("batchmill.spark")
 
@@ -42,6 +47,8 @@ _POLL_S = 0.5
 """How often a wait checks whether a stop was requested."""
 _PAUSE_S = 0.05
 """The shortest time between two looks at an input that has nothing new."""
+SETTLE_EVERY_S = 10.0
+"""How often spans are settled while nothing comes."""
 _TRIES = 2
 """How often a batch may run out of memory with the same input."""
 
@@ -63,6 +70,7 @@ class StreamRun:
         *,
         pace: Pace,
         clock: Callable[[], float],
+        settle_every_s: float = SETTLE_EVERY_S,
         before_batch: Callable[[], None] = lambda: None,
         after_batch: Callable[[], None] = lambda: None,
     ) -> None:
@@ -77,8 +85,14 @@ class StreamRun:
         self._before_batch = before_batch
         self._after_batch = after_batch
         self._pace = pace
+        if books.most is not None:
+            pace.ceiling = pace.safe = books.most
         self._released = False
         """Whether input waits again that had been chosen."""
+        self._turn = threading.Lock()
+        """Held from the plan of a batch until it is done."""
+        self._settle_every_s = settle_every_s
+        self._settling_due = 0.0
         self._wake = threading.Event()
         self._failure: BaseException | None = None
         self._raised = False
@@ -116,6 +130,27 @@ class StreamRun:
         if self._thread is not None:
             self._thread.join()
 
+    def settle(self, *, everything: bool = False) -> BatchReport | None:
+        """Give up on spans that have waited long enough, or on all; None if there are none.
+
+        May be called by another thread than the run's, but not by a batch's own callback.
+        """
+        with self._turn:
+            if self._books.open_plan is not None:
+                self._run_batch(self._plan_again(self._books.open_plan))
+            now = self._clock()
+            if not self._writer.must_settle(now, everything=everything):
+                return None
+            plan = Plan(
+                self._books.next_batch,
+                now,
+                self._writer.divide(),
+                settled=self._writer.settled,
+                step=self._writer.clock_step(now),
+                expire_all=everything,
+            )
+            return self._begin(plan)[0]
+
     def unraised_failure(self) -> BaseException | None:
         """The error that made it fail, if :meth:`wait` did not raise it."""
         return None if self._raised else self._failure
@@ -142,7 +177,14 @@ class StreamRun:
                 return
             while not self._ending:
                 due = time.monotonic() + interval_s
-                self._read_all(patient=True)
+                try:
+                    self._read_all(patient=True)
+                    self._settle_if_due()
+                except StoreUnavailableError as error:
+                    plan = self._books.open_plan
+                    if plan is None or plan.has_input:
+                        raise
+                    log.warning("expired spans cannot be settled, trying again later: %s", error)
                 self._pause_until(max(due, time.monotonic() + _PAUSE_S))
         except BaseException as error:  # noqa: BLE001 - whoever waits for the run gets it
             self._failure = error
@@ -150,10 +192,11 @@ class StreamRun:
     def _read_all(self, *, patient: bool) -> None:
         """Run batches until all is read that is there now; if ``patient``, what is new as well,
         as long as there is a backlog."""
-        plan = self._books.open_plan
-        if not self._ending and plan is not None:
-            self._before_batch()
-            self._run_batch(self._plan_again(plan))
+        with self._turn:
+            plan = self._books.open_plan
+            if not self._ending and plan is not None:
+                self._before_batch()
+                self._run_batch(self._plan_again(plan))
         self.cut_short = self._ending
         if self._ending:
             return
@@ -167,42 +210,62 @@ class StreamRun:
         self._source.look(patient=patient)
         self._released = False
 
+    def _settle_if_due(self) -> None:
+        now = time.monotonic()
+        if not self._ending and not self._source.waiting and now >= self._settling_due:
+            self._settling_due = now + self._settle_every_s
+            self.settle()
+
     def _run_next(self) -> bool:
         """Choose a batch and run it; False if nothing waits."""
-        choice = self._source.choose(self._pace)
-        if choice is None:
-            return False
-        began = time.perf_counter()
-        self._before_batch()
-        upkeep_s = time.perf_counter() - began
-        plan = Plan(
-            self._books.next_batch,
-            self._clock(),
-            self._writer.parts,
-            choice.segments,
-            choice.topic,
-            choice.offsets,
-            choice.settled,
-        )
+        with self._turn:
+            if (begun := self._books.open_plan) is not None:  # a settle in another thread failed
+                self._run_batch(self._plan_again(begun))
+            choice = self._source.choose(self._pace)
+            if choice is None:
+                return False
+            began = time.perf_counter()
+            self._before_batch()
+            upkeep_s = time.perf_counter() - began
+            now = self._clock()
+            plan = Plan(
+                self._books.next_batch,
+                now,
+                self._writer.divide(),
+                choice.segments,
+                choice.topic,
+                choice.offsets,
+                choice.settled,
+                self._writer.latest(now),
+                self._pace.ceiling,
+                self._writer.clock_step(now),
+            )
+            if self._begin(plan, upkeep_s)[1]:
+                took = time.perf_counter() - began
+                self._pace.note(choice.amount, took, backlog=choice.backlog)
+            return True
+
+    def _begin(self, plan: Plan, upkeep_s: float = 0.0) -> tuple[BatchReport, bool]:
+        """Write a batch to the books, and run it."""
         with explain_full_disk(*local_only(self._books.folder)):
             self._books.begin(plan)
-        if self._run_batch(plan, upkeep_s):
-            took = time.perf_counter() - began
-            self._pace.note(choice.amount, took, backlog=choice.backlog)
-        return True
+        return self._run_batch(plan, upkeep_s)
 
-    def _run_batch(self, plan: Plan, upkeep_s: float = 0.0) -> bool:
-        """Run a batch that is in the books; False if it had to be tried again."""
+    def _run_batch(self, plan: Plan, upkeep_s: float = 0.0) -> tuple[BatchReport, bool]:
+        """Run a batch that is in the books; its report, and whether it succeeded at once."""
+        self._pace.begun = plan.batch, time.monotonic()
+        try:
+            return self._try_batch(plan, upkeep_s)
+        finally:
+            self._pace.begun = None
+
+    def _try_batch(self, plan: Plan, upkeep_s: float) -> tuple[BatchReport, bool]:
+        """Run a batch, and again if it runs out of memory."""
         at_once, failed = True, 0
         while True:
             try:
-                report = self._writer.write(
-                    plan.batch,
-                    paths=functools.partial(self._source.segments, plan),
-                    now=plan.now,
-                    parts=plan.parts,
-                    settled=plan.settled,
-                )
+                paths = functools.partial(self._source.segments, plan) if plan.has_input else tuple
+                report = self._writer.write(plan, paths)
                 break
             except Exception as error:
                 if not is_out_of_memory(error):
@@ -217,33 +280,50 @@ class StreamRun:
                         with contextlib.suppress(OSError):
                             self._books.excuse()
                     raise
-                failed += 1
+                # One that is too large by its rows has taken no memory yet, and is divided at once.
+                failed += not isinstance(error, BatchTooLargeError)
                 if self._ending or failed > _TRIES or not self._writer.can_go_on:
                     raise
-                log.warning("batch %d ran out of memory, trying again: %s", plan.batch, error)
+                log.warning("batch %d takes too much memory: %s", plan.batch, error)
                 again = self._plan_again(plan, error)
                 failed = failed if again is plan else 0
                 plan, at_once = again, False
-        self._on_batch(report.with_upkeep(upkeep_s))
+        report = report.with_upkeep(upkeep_s)
+        self._on_batch(report)
         with explain_full_disk(*local_only(self._books.folder)):
             self._books.finish(plan.batch)
         self._after_batch()
-        return at_once
+        return report, at_once
 
     def _plan_again(self, plan: Plan, error: BaseException | None = None) -> Plan:
         """The plan of a batch that did not come to its end, or a smaller one if that is needed."""
         if plan.most is not None:
             self._pace.lower_ceiling(plan.most)
+        begun = self._books.begun
         with explain_full_disk(*local_only(self._books.folder)):
-            if self._books.begun < _TRIES or not self._writer.may_be_recut(plan.batch):
+            if begun < _TRIES and not isinstance(error, BatchTooLargeError):
                 self._books.begin_again()
                 return plan
-            half = self._source.halve(plan)
+            half = self._source.halve(plan) if plan.has_input else None
+            if not self._writer.may_be_recut(plan.batch):
+                log.warning(
+                    "batch %d was begun %s and cannot be made smaller, as the store has some of "
+                    "its parts: it is tried again without those, one part a task. If a single "
+                    "part takes too much memory, give Spark more (--conf spark.driver.memory=4g)",
+                    plan.batch,
+                    count_of(begun, "time"),
+                )
+                if half is not None:
+                    self._pace.lower_ceiling(half[1])
+                self._books.begin_again()
+                return plan
             if half is None and error is not None:
+                part = ", ".join(plan.segments) or "one message"
+                part = part if plan.has_input else "its pending spans"
                 raise PipelineError(
                     f"the smallest part of {self._source.name} that can be read at once "
-                    f"({', '.join(plan.segments) or 'one message'}) takes more memory than there "
-                    "is: give Spark more (--conf spark.driver.memory=4g), or move the segment away"
+                    f"({part}) takes more memory than there is: give "
+                    "Spark more (--conf spark.driver.memory=4g), or move the segment away"
                 ) from error
             if half is None:
                 self._books.begin_again()
@@ -253,10 +333,10 @@ class StreamRun:
         self._released = True
         self._pace.lower_ceiling(count)
         log.warning(
-            "batch %d was begun %d times and did not come to its end: it is made smaller, and the "
-            "rest waits for the next batches",
+            "batch %d was begun %s and did not come to its end: it is made smaller, and the rest "
+            "waits for the next batches",
             plan.batch,
-            _TRIES,
+            count_of(begun, "time"),
         )
         return smaller
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from batchmill.spark.errors import PipelineError
-from batchmill.spark.runtime.books import Account, Plan
+from batchmill.spark.input.books import Account, Plan
 
 FOLDER = "spark"
 _REMOVED = "removed.json"
@@ -66,8 +66,8 @@ def account_of(
         return Account()
     spark = checkpoint / FOLDER
     try:
-        done = {} if marks.done is None else _offsets(spark, marks.done)
-        planned = _offsets(spark, marks.planned)
+        done = {} if marks.done is None else _offsets(spark / "offsets" / str(marks.done))
+        planned = _offsets(spark / "offsets" / str(marks.planned))
         account = Account(marks.done)
         plan = Plan(marks.planned, now, parts)
         if "logOffset" in planned:
@@ -77,7 +77,7 @@ def account_of(
             plan = Plan(marks.planned, now, parts, tuple(names))
         else:
             ((topic, ends),) = planned.items()
-            began = done.get(topic) if done else _initial(spark).get(topic)
+            began = (done or _offsets(spark / "sources" / "0" / "0")).get(topic)
             account.offsets = {topic: _whole_numbers(done.get(topic, {}))}
             first = _whole_numbers(began or {})
             offsets = {
@@ -179,17 +179,9 @@ def _path(address: bytes) -> str:
     return address.decode().removeprefix(_FILE)
 
 
-def _offsets(spark: Path, number: int) -> dict[str, Any]:
-    """Where the input of a batch ends."""
-    text = (spark / "offsets" / str(number)).read_text("utf-8")
-    offsets: dict[str, Any] = json.loads(text.splitlines()[-1])
-    return offsets
-
-
-def _initial(spark: Path) -> dict[str, Any]:
-    """The offsets that a topic was begun with."""
-    text = (spark / "sources" / "0" / "0").read_text("utf-8")
-    offsets: dict[str, Any] = json.loads(text.splitlines()[-1])
+def _offsets(file: Path) -> dict[str, Any]:
+    """Where the input of a batch ends, or where a topic was begun."""
+    offsets: dict[str, Any] = json.loads(file.read_text("utf-8").splitlines()[-1])
     return offsets
 
 

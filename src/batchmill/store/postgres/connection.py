@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import math
+import socket
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from batchmill.errors import ConfigError, MissingExtraError
 from batchmill.store.address import ENCODED
 from batchmill.store.columns import Columns, is_arrow
-from batchmill.store.errors import StoreFullError, StoreReadOnlyError, StoreRefusedError
+from batchmill.store.errors import (
+    StatementFailedError,
+    StoreFullError,
+    StoreReadOnlyError,
+    StoreRefusedError,
+)
 from batchmill.store.retry import TransientError
 from batchmill.store.sql.session import Row, Upsert
 
@@ -23,8 +31,9 @@ TEXT = 'TEXT COLLATE "C"'
 """Compared byte by byte, whatever the database's locale: the order is the same everywhere."""
 BLOCK_ROWS = 20_000
 """How many rows go into one message of a copy."""
+SHORTEST_CONNECT_S, LONGEST_CONNECT_S = 3, 10
+"""For how long one try waits for an answer: a slow network needs some, a reader has only few."""
 CONNECTING: dict[str, Any] = {
-    "connect_timeout": 10,
     # A server that vanished without a word is noticed within a minute: while the connection is
     # idle, and while rows are on their way, which keepalives do not cover.
     "keepalives_idle": 30,
@@ -57,17 +66,24 @@ REFUSED = ("authentication failed", "no pg_hba.conf entry", "does not exist", "n
 """Errors of a server that another try would meet again; they have no code."""
 
 
-def connect(conninfo: str, url: str, *settings: str) -> Connection:
-    """A connection with the store's settings, and more; ``url`` is the address as it is shown."""
+def connect(
+    conninfo: str | Mapping[str, str], url: str, patience_s: float, *settings: str
+) -> Connection:
+    """A connection with the store's settings, and more; ``url`` is the address as it is shown.
+
+    A host that does not answer is given up after ``patience_s`` or a few seconds, unless the
+    address has a ``connect_timeout``.
+    """
     with translate_errors(url):
         import psycopg
         from psycopg.conninfo import conninfo_to_dict
 
         try:
-            given = conninfo_to_dict(conninfo)
+            given = conninfo_to_dict(conninfo) if isinstance(conninfo, str) else conninfo
         except psycopg.ProgrammingError:  # not shown: it quotes what it could not read
             raise ConfigError("url", url, ENCODED) from None
-        options: dict[str, Any] = {**CONNECTING, **given}
+        timeout_s = min(LONGEST_CONNECT_S, max(SHORTEST_CONNECT_S, math.ceil(patience_s)))
+        options: dict[str, Any] = {**CONNECTING, "connect_timeout": timeout_s, **given}
         connection = psycopg.connect(**options, autocommit=True)
         try:
             for setting in (*SETTINGS, *settings):
@@ -84,7 +100,9 @@ def translate_errors(url: str) -> Iterator[None]:
     try:
         import psycopg
     except ImportError as error:
-        raise MissingExtraError("a PostgreSQL store", "postgres", str(error)) from error
+        # Of an executor, perhaps, whose Python is not the driver's.
+        why = f"{error}, in {sys.executable} on {socket.gethostname()}"
+        raise MissingExtraError("a PostgreSQL store", "postgres", why) from error
     try:
         yield
     except psycopg.Error as fault:
@@ -92,14 +110,14 @@ def translate_errors(url: str) -> Iterator[None]:
 
 
 def store_error(fault: psycopg.Error, url: str) -> Exception:
-    """The store's error for one of PostgreSQL; the same error if it is a mistake of ours."""
+    """The store's error for one of PostgreSQL."""
     import psycopg
 
     why = " ".join(str(fault).split())
     code = fault.sqlstate
     if code is None:
         if not isinstance(fault, psycopg.OperationalError):
-            return fault
+            return StatementFailedError(url, why)
         if "FATAL" in why and any(text in why for text in REFUSED):
             return StoreRefusedError(url, why)
         return TransientError(why)
@@ -111,7 +129,7 @@ def store_error(fault: psycopg.Error, url: str) -> Exception:
         return StoreFullError(url, None, why)
     if code in READ_ONLY:
         return StoreReadOnlyError(url, why)
-    return fault
+    return StatementFailedError(url, why)
 
 
 def to_bytes(sql: str) -> bytes:

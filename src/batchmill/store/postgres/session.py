@@ -23,6 +23,7 @@ from batchmill.store.sql.session import (
     UpsertRows,
     quote,
 )
+from batchmill.store.states import MAX_LABELS, OVERFLOW_LABEL
 
 POSTGRES = Dialect(
     name="postgresql",
@@ -51,6 +52,59 @@ UPDATE_FIRST = 5_000
 SLOTS = 16
 """How many locks there are for slow calls; a transaction takes those of its entities."""
 SLOT_LOCK = 0x62_61_74_63
+MOVED_LABELS = "batchmill.moved_labels"
+"""The setting of a transaction in which functions count what they move under ``overflow``."""
+LONG_TALLY_BYTES = 256 * 1024
+"""Of a tally that is longer, labels with a NUL are changed so that it can be compacted."""
+
+
+def _compact_labels(name: str, *, amounts: str, entry: str) -> str:
+    """A function that compacts a tally by label: each label once, and not too many."""
+    function = r"""
+CREATE OR REPLACE FUNCTION {name}(tally text) RETURNS text
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    compacted text;
+    moved_now numeric;
+BEGIN
+    SELECT string_agg(piece, ',' ORDER BY label), sum(moved) INTO compacted, moved_now
+    FROM (
+        SELECT label, to_json(label)::text || {entry} AS piece,
+            sum(n) FILTER (WHERE label <> key) AS moved
+        FROM (
+            SELECT key, total, n, CASE WHEN {max} < row_number() OVER (
+                PARTITION BY key = '{overflow}' ORDER BY n DESC, key COLLATE "C")
+                THEN '{overflow}' ELSE key END AS label
+            FROM (
+                SELECT key, {amounts}
+                FROM json_each(('{' || tally || '}')::json) GROUP BY key) AS summed) AS ranked
+        GROUP BY label) AS limited;
+    IF moved_now > 0 THEN  -- for the session that commits; a setting of its transaction
+        PERFORM set_config('{moved}', (moved_now
+            + coalesce(nullif(current_setting('{moved}', true), ''), '0')::numeric)::text, true);
+    END IF;
+    RETURN compacted;
+EXCEPTION WHEN data_exception THEN
+    -- A label that PostgreSQL cannot hold, with a NUL in it. The tally is left as it is while it is
+    -- short: readers show the label. But it must not grow without end.
+    IF octet_length(tally) < {long} OR strpos(tally, '\u0000') = 0 THEN
+        RETURN tally;
+    END IF;
+    RETURN {name}(replace(tally, '\u0000', '\ufffd'));
+END $$"""
+    values = {
+        "name": name,
+        "amounts": amounts,
+        "entry": entry,
+        "max": str(MAX_LABELS),
+        "overflow": OVERFLOW_LABEL,
+        "moved": MOVED_LABELS,
+        "long": str(LONG_TALLY_BYTES),
+    }
+    for key, value in values.items():
+        function = function.replace(f"{{{key}}}", value)
+    return function
+
 
 FUNCTIONS = (
     r"""
@@ -63,30 +117,16 @@ LANGUAGE sql IMMUTABLE AS $$
                 AS n
         FROM unnest(string_to_array(tally, ',')) AS piece GROUP BY 1) AS summed
 $$""",
-    r"""
-CREATE OR REPLACE FUNCTION batchmill_compact_labels(tally text) RETURNS text
-LANGUAGE plpgsql IMMUTABLE AS $$
-BEGIN
-    RETURN (
-        SELECT string_agg(to_json(key)::text || ':' || n, ',' ORDER BY key)
-        FROM (
-            SELECT key, sum(value::text::bigint) AS n
-            FROM json_each(('{' || tally || '}')::json) GROUP BY key) AS summed);
-EXCEPTION WHEN data_exception THEN
-    RETURN tally;  -- a label that PostgreSQL cannot hold, with a NUL in it: left as it is
-END $$""",
-    r"""
-CREATE OR REPLACE FUNCTION batchmill_compact_label_sums(tally text) RETURNS text
-LANGUAGE plpgsql IMMUTABLE AS $$
-BEGIN
-    RETURN (
-        SELECT string_agg(to_json(key)::text || ':[' || total || ',' || n || ']', ',' ORDER BY key)
-        FROM (
-            SELECT key, sum((value->>0)::numeric) AS total, sum((value->>1)::numeric) AS n
-            FROM json_each(('{' || tally || '}')::json) GROUP BY key) AS summed);
-EXCEPTION WHEN data_exception THEN
-    RETURN tally;
-END $$""",
+    _compact_labels(
+        "batchmill_compact_labels",
+        amounts="0 AS total, sum(value::text::bigint) AS n",
+        entry="':' || sum(n)",
+    ),
+    _compact_labels(
+        "batchmill_compact_label_sums",
+        amounts="sum((value->>0)::numeric) AS total, sum((value->>1)::numeric) AS n",
+        entry="':[' || sum(total) || ',' || sum(n) || ']'",
+    ),
 )
 
 
@@ -163,10 +203,13 @@ class PostgresSession(Session):
         self.run("SAVEPOINT before_copy")
         try:
             copy_rows(self._connection, quote(upsert.table), upsert, columns)
+            known = False
         except psycopg.errors.UniqueViolation:
             self.run("ROLLBACK TO SAVEPOINT before_copy")
-            self.upsert(upsert, columns)
+            known = True
         self.run("RELEASE SAVEPOINT before_copy")
+        if known:  # after the savepoint: `_not_updated` knows only this transaction's own number
+            self.upsert(upsert, columns)
 
     def upsert_reading(
         self, upsert: Upsert, columns: Columns, read: Sequence[str], differs: str
@@ -212,6 +255,13 @@ class PostgresSession(Session):
         columns = column_definitions(upsert)
         self.run(f"CREATE TEMP TABLE IF NOT EXISTS {name} ({columns}) ON COMMIT DELETE ROWS")
         return name
+
+    def take_moved_labels(self) -> int:
+        ((moved,),) = self.rows("SELECT current_setting(?, true)", (MOVED_LABELS,))
+        if not moved or moved == "0":  # null or empty: it was never set in this transaction
+            return 0
+        self.rows("SELECT set_config(?, '0', true)", (MOVED_LABELS,))
+        return int(moved)
 
     def has_table(self, name: str) -> bool:
         return self.rows("SELECT to_regclass(?)", (quote(name),))[0][0] is not None

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from batchmill.store.address import TaskAddress
@@ -50,7 +50,7 @@ class PostgresStore(Store):
 
     def __init__(
         self,
-        conninfo: str,
+        conninfo: str | Mapping[str, str],
         shown: str,
         policy: RetryPolicy,
         *,
@@ -63,7 +63,8 @@ class PostgresStore(Store):
         super().__init__(shown, policy, ttl_days=ttl_days, top_n=top_n)
         self._policy = policy
         settings = TASK_SETTINGS if for_task_of else ()
-        self._connect = functools.partial(connect, conninfo, shown, *settings)
+        patience_s = policy.give_up_after_s
+        self._connect = functools.partial(connect, conninfo, shown, patience_s, *settings)
         self._open: dict[str, Connection] = {}
         self._locks: dict[str, Connection] = {}
         self._reading = threading.Lock()
@@ -194,9 +195,6 @@ class PostgresStore(Store):
         connection = self._locks.pop(stream, None)
         if connection is not None:
             connection.close()
-
-    def _locked_streams(self) -> list[str]:
-        return list(self._locks)
 
     def _disconnect(self) -> None:
         for connection in (*self._open.values(), *self._locks.values()):

@@ -1,1 +1,1 @@
-"""Reading a store: its calls, and Arrow tables, data frames and SQL views for other tools."""
+"""Reading a store: calls, units, and Arrow tables, data frames and SQL views for other tools."""

@@ -103,8 +103,8 @@ class StoreReader(Closing):
         """The selected final values, by bucket and entity id.
 
         The fields of a :class:`Selection` may be given as keywords: ``grain``, ``entity``,
-        ``start``, ``end``, ``layer``, ``limit``. A metric's name means its newest version; pass a
-        :class:`StoredMetric` for a former one.
+        ``start``, ``end``, ``layer``, ``limit``, ``covered``. A metric's name means its newest
+        version; pass a :class:`StoredMetric` for a former one.
         """
         wanted = narrowed(selection, fields)
         return self._read(lambda session: values_sql.read_values(session, metric, wanted))

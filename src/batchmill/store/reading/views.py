@@ -180,7 +180,9 @@ def _columns(metric: StoredMetric, grain: Grain, words: Words) -> Iterator[tuple
     cells = iter([f"t.{column}" for column in metric.columns])
     states = [_state(shape, [next(cells) for _ in shape.cells], words) for shape in plan.shapes]
     if all(state is not None for state in states):
-        yield metric.name, _value(plan.function, [str(state) for state in states], grain, words)
+        value = _value(plan.function, [str(state) for state in states], grain, words)
+        if value is not None:
+            yield metric.name, value
 
 
 def _state(shape: Shape, cells: Sequence[str], words: Words) -> str | None:
@@ -203,8 +205,8 @@ def _state(shape: Shape, cells: Sequence[str], words: Words) -> str | None:
     return f"CASE WHEN coalesce({', '.join(cells)}) IS NOT NULL THEN {whole} END"
 
 
-def _value(function: str, states: Sequence[str], grain: Grain, words: Words) -> str:
-    """What ``batchmill.oal.values`` computes, in SQL."""
+def _value(function: str, states: Sequence[str], grain: Grain, words: Words) -> str | None:
+    """What ``batchmill.oal.values`` computes, in SQL; None for a function not known here."""
     first = states[0]
     if function in ("count", "cpm"):
         count = f"nullif({first}, 0)"
@@ -227,8 +229,10 @@ def _value(function: str, states: Sequence[str], grain: Grain, words: Words) -> 
         quotient = f"{first} * {_SCALE} / {rows}"
     elif function == "rate":
         quotient = f"CASE WHEN {states[1]} = 0 THEN 0 ELSE {first} * {_SCALE} / {states[1]} END"
-    else:  # apdex
+    elif function == "apdex":
         quotient = f"({first} * {_SCALE} + {states[1]} * {_SCALE} / 2) / {rows}"
+    else:
+        return None
     return f"CASE WHEN {rows} > 0 THEN {quotient} END"
 
 

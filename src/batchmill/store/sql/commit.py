@@ -27,9 +27,9 @@ from batchmill.store.batch import (
 from batchmill.store.buckets import day_of
 from batchmill.store.clock import AHEAD_S, ClockReading, WriterClock, minute_of
 from batchmill.store.columns import as_lists
-from batchmill.store.errors import StaleCarryError
+from batchmill.store.errors import StaleStateError
 from batchmill.store.sql import outbox, parts
-from batchmill.store.sql.entities import EntityCache, EntityId, Known, store_entities
+from batchmill.store.sql.entities import EntityCache, EntityId, KnownEntity, store_entities
 from batchmill.store.sql.merge import last_days, merge_deltas, store_slow_calls
 from batchmill.store.sql.retention import Retention, remove_expired
 from batchmill.store.sql.session import COMPACT_EVERY, Session, Upsert, sum_expressions
@@ -66,17 +66,16 @@ class Commit:
         self._result = CommitResult(applied=False)
         self._ttl_days = ttl_days
         self._top_n = top_n
-        self.entities: dict[EntityId, Known] = {}
+        self.entities: dict[EntityId, KnownEntity] = {}
         """Entities to cache after the transaction."""
 
     def run(self, session: Session, cache: EntityCache) -> CommitResult:
         """Write everything that the batch changes, in the transaction that is open."""
         batch = self._batch
-        number = None if batch.settle else batch.number
         # With parts, no task may record one meanwhile.
         lock = "" if batch.parts is None else session.dialect.for_update
         known = stream_state(session, batch.stream, lock)
-        if is_replay(batch.stream, known, batch.epoch, number, self._token):
+        if is_replay(batch.stream, known, batch.epoch, batch.number, self._token):
             if known is not None and known.token == self._token:  # of an earlier try of this commit
                 return self._result
             self.entities = {}
@@ -112,8 +111,8 @@ class Commit:
             counters.update(closed.counters)
         counted = _counted(rows, kept_since, before, after)
         counters.update(counted)
-        turn = (known.last_batch or 0 if known and batch.settle else batch.number) % COMPACT_EVERY
-        merged += merge_deltas(session, batch, self._layout, stored.keys, cutoff, turn)
+        turn = batch.number % COMPACT_EVERY
+        merged += merge_deltas(session, batch, self._layout, stored.keys, cutoff, turn, counters)
         counters.update(store_slow_calls(session, batch, stored.keys, cutoff, self._top_n))
         self._update_carry(session)
         after.write(session, before)
@@ -123,7 +122,7 @@ class Commit:
             for path in outbox.add_file(session, batch.stream, file, counters)
         )
         add_counters(session, counters)
-        self._record(session, number, observed.writer)
+        self._record(session, observed.writer)
         expired = sum(count for (what, *_), count in counted.items() if what == EXPIRED)
         self._result = CommitResult(
             True, merged, expired, removed, dict(counters), dropped, observed.step_s
@@ -139,29 +138,30 @@ class Commit:
 
     def _update_carry(self, session: Session) -> None:
         stream = self._batch.stream
-        for path in dict.fromkeys(self._batch.drop_carry):
-            # A settling commit has no number: a file that is gone shows that it came before.
+        for path in dict.fromkeys(self._batch.drop_files):
+            # A file that is gone was dropped by a commit that this writer does not know of.
             dropped = session.run("DELETE FROM carry WHERE stream = ? AND path = ?", (stream, path))
             if dropped != 1:
-                raise StaleCarryError(stream, path)
+                raise StaleStateError(stream, path)
         session.run_many(
             "INSERT INTO carry (stream, path, batch, arrived_ms, n_rows) VALUES (?, ?, ?, ?, ?) "
             "ON CONFLICT (stream, path) DO UPDATE SET batch = excluded.batch, "
             "arrived_ms = excluded.arrived_ms, n_rows = excluded.n_rows",
             [
                 (stream, file.path, file.batch, file.arrived_ms, file.rows)
-                for file in self._batch.add_carry
+                for file in self._batch.add_files
             ],
         )
 
-    def _record(self, session: Session, number: int | None, clock: WriterClock) -> None:
+    def _record(self, session: Session, clock: WriterClock) -> None:
         """Record the commit in its stream; the last write of the transaction."""
+        batch = self._batch
         session.run(
             "UPDATE stream SET token = ?, committed_at = ?, clock_ms = ?, steady_ms = ?, "
-            "last_batch = coalesce(?, last_batch) WHERE name = ?",
+            "last_batch = ? WHERE name = ?",
             (
                 *(self._token, time.time_ns() // 1_000_000),
-                *(_ms(clock.seen_s), _ms(clock.steady_s), number, self._batch.stream),
+                *(_ms(clock.seen_s), _ms(clock.steady_s), batch.number, batch.stream),
             ),
         )
 

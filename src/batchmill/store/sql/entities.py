@@ -37,8 +37,8 @@ _COLUMNS = "key, kind, id, name, roles"
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What the store holds of an entity, at least."""
+class KnownEntity:
+    """An entity as the store has it, or had it a moment ago."""
 
     key: int
     name: str
@@ -47,7 +47,7 @@ class Known:
     day: int = 0
     """The last day that it was seen on."""
 
-    def covers(self, other: Known) -> bool:
+    def covers(self, other: KnownEntity) -> bool:
         """Whether writing ``other`` would change nothing."""
         return (
             other.name <= self.name
@@ -57,7 +57,7 @@ class Known:
         )
 
     def matches(self, row: EntityRow, roles: str, day: int) -> bool:
-        """The same, of a row as it came; False is no more than a guess."""
+        """Whether a row of a batch has nothing new; False may be wrong."""
         return (
             self.day >= day
             and row.name == self.name
@@ -65,9 +65,9 @@ class Known:
             and row.layers <= self.layers
         )
 
-    def merge(self, other: Known) -> Known:
+    def merge(self, other: KnownEntity) -> KnownEntity:
         """Both together, under this key; of two texts the greater is kept."""
-        return Known(
+        return KnownEntity(
             self.key,
             max(self.name, other.name),
             max(self.roles, other.roles),
@@ -85,7 +85,7 @@ class EntityCache:
 
     def __init__(self, size: int = CACHE_SIZE) -> None:
         self._size = size
-        self._known: OrderedDict[EntityId, Known] = OrderedDict()
+        self._known: OrderedDict[EntityId, KnownEntity] = OrderedDict()
         self._turns = 0
 
     def enter(self, turns: int) -> None:
@@ -97,7 +97,7 @@ class EntityCache:
             self._known.clear()
             self._turns = turns
 
-    def get(self, entity: EntityId, since: int = 0) -> Known | None:
+    def get(self, entity: EntityId, since: int = 0) -> KnownEntity | None:
         """A cached entity, if it was seen on the day ``since`` or later."""
         known = self._known.get(entity)
         if known is None:
@@ -111,7 +111,7 @@ class EntityCache:
     def __contains__(self, entity: EntityId) -> bool:
         return entity in self._known
 
-    def add(self, entities: Mapping[EntityId, Known]) -> None:
+    def add(self, entities: Mapping[EntityId, KnownEntity]) -> None:
         """Add entities that were committed."""
         for entity, known in entities.items():
             self._known[entity] = known
@@ -126,7 +126,7 @@ class EntityKeys:
 
     keys: list[int]
     """The key of each row's entity, or :data:`NO_KEY`."""
-    known: dict[EntityId, Known]
+    known: dict[EntityId, KnownEntity]
     """What to add to the cache after the commit."""
 
 
@@ -146,8 +146,8 @@ def store_entities(
     Cached entities last seen before ``since`` may have been removed.
     """
     ids: list[EntityId | None] = []
-    mentioned: dict[EntityId, Known] = {}
-    known: dict[EntityId, Known] = {}
+    mentioned: dict[EntityId, KnownEntity] = {}
+    known: dict[EntityId, KnownEntity] = {}
     for row, day in zip(rows, days, strict=True):
         if day < cutoff:
             ids.append(None)
@@ -160,10 +160,10 @@ def store_entities(
             known[entity] = old
             continue
         layers = _fit_layers(row.layers)
-        new = Known(0, fit_text(replace_nul(row.name)), roles, layers, day)
+        new = KnownEntity(0, fit_text(replace_nul(row.name)), roles, layers, day)
         before = mentioned.get(entity)
         mentioned[entity] = before.merge(new) if before else new
-    changed: dict[EntityId, Known] = {}
+    changed: dict[EntityId, KnownEntity] = {}
     for entity, new in mentioned.items():
         old = cache.get(entity, since)
         if old and old.covers(new):
@@ -188,6 +188,11 @@ def find_unknown(session: Session, kind: str, ids: Iterable[str]) -> set[str]:
         ):
             del stored[id_]
     return {id_ for same in stored.values() for id_ in same}
+
+
+def count_entities(session: Session) -> dict[str, int]:
+    """How many entities of each kind there are."""
+    return dict(session.rows("SELECT kind, count(*) FROM entity GROUP BY kind"))
 
 
 @lru_cache(maxsize=4096)
@@ -224,8 +229,8 @@ def _fit_layers(layers: frozenset[str]) -> frozenset[str]:
 
 
 def _write(
-    session: Session, changed: Mapping[EntityId, Known], cache: EntityCache
-) -> dict[EntityId, Known]:
+    session: Session, changed: Mapping[EntityId, KnownEntity], cache: EntityCache
+) -> dict[EntityId, KnownEntity]:
     dialect = session.dialect
     text, whole = dialect.text, dialect.whole
     # In one order in every process, so that two writers cannot wait for each other.
@@ -252,7 +257,7 @@ def _write(
         session.upsert(layers, ([key for key, _ in pairs], [layer for _, layer in pairs]))
     written = {}
     for entity, new in changed.items():
-        stored = Known(keys[entity], new.name, new.roles, new.layers, new.day)
+        stored = KnownEntity(keys[entity], new.name, new.roles, new.layers, new.day)
         old = cache.get(entity)
         # Under another key it is another row: the old one was removed, and its layers with it.
         written[entity] = stored.merge(old) if old and old.key == stored.key else stored

@@ -10,7 +10,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from batchmill.sources import Grain, UnknownNameError
-from batchmill.store.batch import TOO_OLD, Batch, CounterKey, Deltas, Layout
+from batchmill.store.batch import (
+    OVERFLOW_LABELS,
+    TOO_MANY_LABELS,
+    TOO_OLD,
+    Batch,
+    CounterKey,
+    Deltas,
+    Layout,
+)
 from batchmill.store.buckets import bucket_of, day_of, day_start
 from batchmill.store.columns import as_lists, bounds, distinct, place_rows, split_rows
 from batchmill.store.errors import LayoutChangedError
@@ -18,6 +26,7 @@ from batchmill.store.sql import topn
 from batchmill.store.sql.registry import all_columns
 from batchmill.store.sql.schema import Column
 from batchmill.store.sql.session import (
+    LABEL_CELLS,
     Dialect,
     Session,
     UpsertRows,
@@ -59,11 +68,13 @@ def merge_deltas(
     keys: Sequence[int],
     cutoff: int,
     turn: int,
+    counters: Counter[CounterKey],
     newest: int | None = None,
 ) -> int:
     """Merge the rows that are not too old; how many those were.
 
-    Rows after ``newest``, the newest minute in the store, are probably not there yet.
+    Rows after ``newest``, the newest minute in the store, are probably not there yet. What goes
+    under the label ``overflow`` is added to ``counters``.
     """
     if not batch.deltas:
         return 0
@@ -71,22 +82,31 @@ def merge_deltas(
         source: {column.name: column for column in listed}
         for source, listed in all_columns(session).items()
     }
-    parts: list[UpsertRows] = []
+    merged = 0
+    parts: dict[str, list[UpsertRows]] = {}
+    labelled = set()
     for deltas in sorted(batch.deltas, key=lambda deltas: (deltas.source, deltas.grain.minutes)):
         known = columns.get(deltas.source)
         if known is None:
             raise UnknownNameError("registered source", deltas.source, tuple(columns))
         _check_columns(deltas, known, layout)
         rows = _upsert_of(session.dialect, deltas, known, keys, cutoff, turn)
+        of_source = parts.setdefault(deltas.source, [])
         if newest is not None:
             last = bucket_of(deltas.grain, newest)
             there, fresh = split_rows(rows.columns, last + 1)
-            parts.append(UpsertRows(rows.upsert, fresh, fresh=True))
+            of_source.append(UpsertRows(rows.upsert, fresh, fresh=True))
             rows = UpsertRows(rows.upsert, there)
-        parts.append(rows)
-    parts = [part for part in parts if len(part)]
-    session.upsert_all(parts)
-    return sum(map(len, parts))
+        of_source.append(rows)
+        if any(known[name].cell in LABEL_CELLS for name in deltas.columns):
+            labelled.add(deltas.source)
+    for source, listed in parts.items():
+        filled = [part for part in listed if len(part)]
+        session.upsert_all(filled)
+        merged += sum(map(len, filled))
+        if source in labelled and (moved := session.take_moved_labels()):
+            counters[OVERFLOW_LABELS, source, TOO_MANY_LABELS] += moved
+    return merged
 
 
 def _check_columns(deltas: Deltas, known: Mapping[str, Column], layout: Layout | None) -> None:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from batchmill.sources import UnknownNameError
-from batchmill.store.batch import CounterKey, Outgoing
+from batchmill.store.batch import ChangeFile, CounterKey
 from batchmill.store.results import ExportPosition, OutboxDepth, OutboxFile
 from batchmill.store.sql.session import Condition, Session, read_meta, write_meta
 
@@ -28,7 +28,7 @@ NOBODY = "(no exporter)"
 
 
 def add_file(
-    session: Session, stream: str, new: Outgoing, counters: Counter[CounterKey]
+    session: Session, stream: str, new: ChangeFile, counters: Counter[CounterKey]
 ) -> tuple[str, ...]:
     """List a file, and make room for it; the paths of the files that were dropped.
 

@@ -1,7 +1,9 @@
 """Commits a batch by parts, from several processes at once.
 
 A batch is divided into parts by the hash of the entity. Tasks commit the parts, some in one
-transaction each; the driver commits the books at the end: counters, files, the batch's number.
+transaction each; the driver commits the books at the end: counters, files, the batch's number. The
+counters of what a task has decided, such as which entities are too many, are recorded with its
+parts, so that a batch that is run again need not decide again.
 
 Every transaction of a task takes a share lock on its stream's row first, and holds it to its end.
 Whoever changes that row (a claim, a new run of the batch, the books) waits for the transactions
@@ -53,7 +55,7 @@ from batchmill.store.errors import (
     RowsMismatchError,
     StaleTaskError,
 )
-from batchmill.store.sql.entities import EntityCache, EntityId, Known, store_entities
+from batchmill.store.sql.entities import EntityCache, EntityId, KnownEntity, store_entities
 from batchmill.store.sql.merge import last_days, merge_deltas, store_slow_calls
 from batchmill.store.sql.retention import Retention
 from batchmill.store.sql.session import COMPACT_EVERY, Session
@@ -93,7 +95,7 @@ class PartsCommit:
         self._batch = batch
         self._share = share
         self._top_n = top_n
-        self.entities: dict[EntityId, Known] = {}
+        self.entities: dict[EntityId, KnownEntity] = {}
         """Entities to cache after the transaction."""
 
     def run(self, session: Session, cache: EntityCache) -> PartsResult:
@@ -121,16 +123,18 @@ class PartsCommit:
         stored = store_entities(session, batch.entities, days, cache, cutoff=cutoff, since=since)
         self.entities = stored.known
         turn = batch.number % COMPACT_EVERY
-        keys = stored.keys
-        merged = merge_deltas(session, batch, share.layout, keys, cutoff, turn, before or 0)
-        expired = store_slow_calls(session, batch, keys, cutoff, self._top_n)
+        keys, counters = stored.keys, Counter(batch.counters)
+        merged = merge_deltas(
+            session, batch, share.layout, keys, cutoff, turn, counters, before or 0
+        )
+        counters.update(store_slow_calls(session, batch, keys, cutoff, self._top_n))
         # What was counted belongs to all of them together, and is kept with the first.
-        counters = [[*key, n] for key, n in sorted(expired.items())]
+        counted = [[*key, n] for key, n in sorted(counters.items()) if n]
         session.run(
             "UPDATE part_commit SET merged = ?, n_rows = ?, counters = ? "
             "WHERE stream = ? AND batch = ? AND part = ?",
             (
-                *(merged, json.dumps(dict(share.rows)), json.dumps(counters)),
+                *(merged, json.dumps(dict(share.rows)), json.dumps(counted)),
                 *(batch.stream, batch.number, min(share.parts)),
             ),
         )

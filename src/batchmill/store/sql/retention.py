@@ -17,8 +17,8 @@ commit removes at most one day more than it has rows of. In the table ``meta``:
     All before this day was removed. It goes back with the trusted time: else nothing would expire
     until that day comes. What processes have cached of entities is then not valid any more.
 ``clock``
-    The trusted time, what is known of the clock of the last commit's writer, the last day that
-    ``cutoff`` ever was, and how often it went back.
+    The trusted time, the latest that it ever was, what is known of the clock of the last commit's
+    writer, the last day that ``cutoff`` ever was, and how often it went back.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ class Retention:
     """The last day that ``removed`` ever was."""
     turns: int = 0
     """How often ``removed`` went back."""
+    furthest_s: float | None = None
+    """The latest that ``trusted_s`` ever was."""
 
     @classmethod
     def read(cls, session: Session) -> Retention:
@@ -76,13 +78,14 @@ class Retention:
             WriterClock(known["seen_s"], known["steady_s"]) if known else None,
             known.get("highest", int(removed)),
             known.get("turns", 0),
+            known.get("furthest_s"),
         )
 
     @property
     def state(self) -> ClockState:
         """The same for an operator."""
         seen_s = None if self.writer is None else self.writer.seen_s
-        return ClockState(self.trusted_s, seen_s, self.last_minute)
+        return ClockState(self.trusted_s, seen_s, self.last_minute, self.furthest_s)
 
     def after(
         self,
@@ -103,12 +106,15 @@ class Retention:
         observed = observe(trusted_s, last or self.writer, wall_s, elapsed_s if last else None)
         newest = self._newest(newest_minute, wall_s)
         is_present = newest is not None and newest >= minute_of(wall_s - AHEAD_S)
+        kept_s = observed.trusted_s if is_present or self.trusted_s is not None else None
+        known = (self.furthest_s, self.trusted_s, kept_s)
         kept = replace(
             self,
             newest=newest,
             last_minute=newer(self.last_minute, newest_minute),
-            trusted_s=observed.trusted_s if is_present or self.trusted_s is not None else None,
+            trusted_s=kept_s,
             writer=observed.writer,
+            furthest_s=max((one for one in known if one is not None), default=None),
         )
         return kept, observed
 
@@ -156,6 +162,7 @@ class Retention:
                     "steady_s": round(writer.steady_s, 3),
                     "highest": self.highest,
                     "turns": self.turns,
+                    "furthest_s": self.furthest_s and round(self.furthest_s, 3),
                 }
             )
         values = (self.newest, self.last_minute, self.removed, clock)
@@ -225,6 +232,7 @@ def repair_clock(session: Session, now_s: float, after: int, *, apply: bool) -> 
             newest=newest,
             last_minute=newest,
             trusted_s=now_s,
+            furthest_s=now_s,
             writer=WriterClock(now_s, 0.0),
         ).turned_back()
         replace(repaired, highest=repaired.removed).write(session, before)

@@ -136,6 +136,11 @@ def _add_alerts(session: Session) -> None:
     session.run("INSERT INTO meta VALUES ('alerts', '')")
 
 
+def _limit_labels(session: Session) -> None:
+    """The functions that compact tallies of labels bound them."""
+    session.install()
+
+
 MIGRATIONS: list[Step] = [
     _create,
     _add_owners,
@@ -143,6 +148,7 @@ MIGRATIONS: list[Step] = [
     _add_parts,
     _add_clocks,
     _add_alerts,
+    _limit_labels,
 ]
 """The steps from each version of the schema to the next; the first creates an empty store.
 

@@ -32,6 +32,8 @@ COMPACT = {
     Cell.LABEL_SUMS: "batchmill_compact_label_sums",
 }
 """The SQL functions that compact a tally; each database has its own."""
+LABEL_CELLS = frozenset((Cell.LABELS, Cell.LABEL_SUMS))
+"""Cells of which compacting may move some under the label ``overflow``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +132,6 @@ class Upsert:
         action = f"UPDATE SET {self.changes}" if self.changes else "NOTHING"
         return f"ON CONFLICT ({', '.join(self.key)}) DO {action}"
 
-    @property
-    def counts_rows(self) -> bool:
-        """Whether the database counts every row: each is inserted or updated."""
-        return bool(self.changes)
-
     def spread(self, columns: Columns) -> Columns:
         """One list for each column of the table."""
         return [columns[source] for source in self.sources] if self.sources else columns
@@ -197,6 +194,10 @@ class Session(ABC):
 
     def lock_overflow(self) -> None:  # noqa: B027 - where writers take turns
         """Wait until no other transaction writes overflow entities, which parts share."""
+
+    @abstractmethod
+    def take_moved_labels(self) -> int:
+        """How much compacting has moved under the label ``overflow`` since the last call."""
 
     @abstractmethod
     def has_table(self, name: str) -> bool:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from batchmill.sources import Grain
+from batchmill.sources import Grain, builtin_catalog
 from batchmill.store import alert_tables
 from batchmill.store.alerts import AlertBook, AlertEpisode
 from batchmill.store.buckets import BucketList, Buckets
+from batchmill.store.reading.coverage import CoveredTime
 from batchmill.store.results import (
     CellRow,
     CellRows,
@@ -36,6 +37,8 @@ from batchmill.store.sql.session import (
 )
 from batchmill.store.sql.stream import all_streams, read_newest_minute
 
+FIRST_SOURCES = ("Service", "ServiceRelation", "DatabaseAccess", "CacheAccess")
+"""The event types whose first row is the first data of all that come with batchmill."""
 MAX_LOOKUPS = 500_000
 """Up to so many rows are looked up by key, rather than found by scanning their buckets."""
 
@@ -59,11 +62,23 @@ class Snapshot:
         """The newest minute, as of :meth:`Store.newest_minute`."""
         return read_newest_minute(self._session)
 
-    def oldest_minute(self, source: str) -> int | None:
-        """The oldest minute that a source has rows of; None if it has none."""
-        table = quote(table_name(Grain.MINUTE, source))
-        [(bucket,)] = self._session.rows(f"SELECT MIN(bucket) FROM {table}")
-        return None if bucket is None else int(bucket)
+    def oldest_minute(self, *sources: str) -> int | None:
+        """The oldest minute that any of the sources has rows of; None if they have none."""
+        tables = [quote(table_name(Grain.MINUTE, source)) for source in sources]
+        query = " UNION ALL ".join(f"SELECT MIN(bucket) FROM {table}" for table in tables)
+        rows = self._session.rows(query) if tables else []
+        return min((int(bucket) for (bucket,) in rows if bucket is not None), default=None)
+
+    def covered(
+        self, metrics: Iterable[StoredMetric], source: str = FIRST_SOURCES[0]
+    ) -> CoveredTime:
+        """The time that a store with those metrics has data of, for events of ``source``.
+
+        Types that come with batchmill begin together; one of a user begins with its own first row.
+        """
+        first = {source} if source not in builtin_catalog().sources else {source, *FIRST_SOURCES}
+        sources = first.intersection(metric.source for metric in metrics)
+        return CoveredTime.of_minutes(self.oldest_minute(*sorted(sources)), self.newest_minute())
 
     def streams(self) -> list[StreamInfo]:
         """The progress of each stream."""
@@ -154,14 +169,21 @@ class Snapshot:
         if layer is not None:
             condition &= entities_sql.in_layer("t.entity", layer)
         cell = f"t.{metric.columns[0]}"
+        condition &= Condition(f"{cell} > 0")
+        rows_of = (
+            f"FROM {quote(table_name(buckets.grain, metric.source))} AS t WHERE {condition.sql}"
+        )
         rows = self._session.rows(
-            f"SELECT t.entity, sum({cell}) AS busy, count(*) OVER () "
-            f"FROM {quote(table_name(buckets.grain, metric.source))} AS t "
-            f"WHERE {condition.sql} AND {cell} > 0 "
-            "GROUP BY t.entity ORDER BY busy DESC, t.entity LIMIT ?",
+            f"SELECT t.entity {rows_of} "
+            f"GROUP BY t.entity ORDER BY sum({cell}) DESC, t.entity LIMIT ?",
             [*condition.params, most],
         )
-        return Ranking([row[0] for row in rows], int(rows[0][2]) if rows else 0)
+        total = len(rows)
+        if total == most:  # a second query takes less time than count(*) OVER () in the first
+            ((total,),) = self._session.rows(
+                f"SELECT count(DISTINCT t.entity) {rows_of}", condition.params
+            )
+        return Ranking([key for (key,) in rows], total)
 
     def entity_names(self, keys: Iterable[int]) -> dict[int, EntityName]:
         """The entities of keys; keys without an entity are left out."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from batchmill.store.batch import Carry, Claim
+from batchmill.store.batch import Claim, StreamFile
 from batchmill.store.clock import WriterClock
 from batchmill.store.errors import BatchGapError, CheckpointMismatchError, FencedError
 from batchmill.store.results import StreamInfo
@@ -94,7 +94,7 @@ def claim(session: Session, stream: str, checkpoint: Checkpoint) -> Claim:
         (stream,),
     )
     last = known.last_batch if known else None
-    return Claim(epoch, last, tuple(Carry(*row) for row in carry))
+    return Claim(epoch, last, tuple(StreamFile(*row) for row in carry))
 
 
 def check_claim(stream: str, known: StreamState | None, checkpoint: Checkpoint) -> None:
@@ -154,19 +154,17 @@ def check_claim(stream: str, known: StreamState | None, checkpoint: Checkpoint) 
 
 
 def is_replay(
-    stream: str, known: StreamState | None, epoch: int, number: int | None, token: str | None = None
+    stream: str, known: StreamState | None, epoch: int, number: int, token: str | None = None
 ) -> bool:
     """Whether that commit is in the store already.
 
-    ``number`` is None for a commit without one. Raises :class:`FencedError` if the stream belongs
-    to another writer, :class:`BatchGapError` if a batch in between is missing.
+    Raises :class:`FencedError` if the stream belongs to another writer, :class:`BatchGapError` if a
+    batch in between is missing.
     """
     if known is None or known.epoch != epoch:
         raise FencedError(stream, epoch, None if known is None else known.epoch)
     if token is not None and known.token == token:
         return True
-    if number is None:
-        return False
     expected = _ordinal(known.last_batch) + 1
     if number > expected:
         raise BatchGapError(stream, number, expected)

@@ -10,6 +10,7 @@ from batchmill.errors import ConfigError
 from batchmill.oal import Value as Final
 from batchmill.sources import Grain
 from batchmill.store.buckets import Moment, first_bucket, last_bucket, to_grain
+from batchmill.store.reading.coverage import CoveredTime, per_minute
 from batchmill.store.results import BucketValues, EntityValues, StateRow, StoredMetric, Value
 from batchmill.store.sql.entities import fit_text, id_or_name, in_layer, read_layers
 from batchmill.store.sql.registry import all_metrics, find_metric
@@ -23,6 +24,7 @@ from batchmill.store.sql.session import (
     rows_in,
     table_name,
 )
+from batchmill.store.sql.snapshot import Snapshot
 from batchmill.store.states import Shape
 
 PAGE = 10_000
@@ -44,6 +46,7 @@ class SelectionFields(TypedDict, total=False):
     end: Moment | None
     layer: str | None
     limit: int | None
+    covered: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,11 @@ class Selection:
     layer: str | None = None
     limit: int | None = None
     """How many values at most: the newest."""
+    covered: bool = False
+    """Divide ``cpm()`` of an hour or a day by its minutes that have data, with three decimals.
+
+    As the web UI and ``batchmill query`` do. Else by all its minutes, in whole numbers.
+    """
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "grain", to_grain(self.grain))
@@ -234,9 +242,13 @@ def _states(
 def _values(
     session: Session, metric: StoredMetric, selection: Selection, rows: Sequence[Row]
 ) -> list[Value]:
+    divides = selection.covered and metric.function == "cpm" and selection.grain is not Grain.MINUTE
+    covered = _covered(session, metric) if divides and rows else None
     values = []
     for row in _states(session, metric, selection, rows):
         value = metric.plan.value(row.states, row.grain.minutes)
+        if covered is not None and value is not None:
+            value = per_minute(row.states[0], covered.minutes_of(row.bucket))
         if value is not None:
             values.append(
                 Value(
@@ -245,6 +257,11 @@ def _values(
                 )
             )
     return values
+
+
+def _covered(session: Session, metric: StoredMetric) -> CoveredTime:
+    snapshot = Snapshot(session)
+    return snapshot.covered(snapshot.metrics(), metric.source)
 
 
 def read_bucket(session: Session, grain: Grain, bucket: int, most: int | None) -> BucketValues:

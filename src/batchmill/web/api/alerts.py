@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from batchmill.sources import bucket_end
@@ -37,7 +38,7 @@ def alerts(snapshot: Snapshot, time_range: TimeRange, params: Mapping[str, str])
     return {
         "from": time_range.start_s,
         "to": time_range.end_s,
-        "evaluated": int(bucket_end(max(minutes)).timestamp()) if minutes else None,
+        "evaluated_s": int(bucket_end(max(minutes)).timestamp()) if minutes else None,
         "rules": [
             {
                 "id": rule.id,
@@ -51,29 +52,16 @@ def alerts(snapshot: Snapshot, time_range: TimeRange, params: Mapping[str, str])
         ],
         "alerts": [
             {
-                "rule": alert.rule,
-                "entity": _entity(alert.entity_id, alert.entity_name, kinds),
+                **asdict(alert),
+                **_entity(alert.entity_id, kinds),
                 "phase": alert.phase.value,
-                "since": alert.since_s,
                 "severity": alert.labels.get("severity", ""),
-                "value": alert.value,
-                "message": alert.message,
-                "labels": dict(alert.labels),
-                "notified": alert.is_notified,
+                "is_notified": alert.is_notified,
             }
             for alert in sorted(current, key=lambda alert: (-alert.since_s, alert.rule))
         ],
         "history": [
-            {
-                "rule": episode.rule,
-                "entity": _entity(episode.entity_id, episode.entity_name, kinds),
-                "from": episode.starts_s,
-                "to": episode.ends_s,
-                "severity": episode.severity,
-                "value": episode.value,
-                "message": episode.message,
-            }
-            for episode in episodes[:limit]
+            {**asdict(episode), **_entity(episode.entity_id, kinds)} for episode in episodes[:limit]
         ],
         "more": len(episodes) > limit,
     }
@@ -104,6 +92,7 @@ def _service(kind: str | None, id_: str) -> str | None:
     return id_.partition("-")[2] if kind == "service_relation" else None
 
 
-def _entity(id_: str, name: str, kinds: Mapping[str, str]) -> dict[str, Any]:
+def _entity(id_: str, kinds: Mapping[str, str]) -> dict[str, str | None]:
+    """What only the store's entities tell: the kind, and the service."""
     kind = kinds.get(id_)
-    return {"id": id_, "name": name, "kind": kind, "service": _service(kind, id_)}
+    return {"entity_kind": kind, "service_id": _service(kind, id_)}

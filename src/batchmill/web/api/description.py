@@ -16,7 +16,7 @@ from batchmill.export import by_label
 from batchmill.oal import Value
 from batchmill.sources import UnknownNameError, builtin_catalog
 from batchmill.store import StoredMetric
-from batchmill.web.api.measures import SCALE, MeasureSet, Number
+from batchmill.web.api.measures import MeasureSet, Number
 
 MEASURES = ("cpm", "avg", "p99", "success", "apdex")
 _TITLES = {
@@ -50,7 +50,6 @@ _FILTERS = {
 }
 _PERCENTILES = ("percentile", "percentile2", "percentileLog")
 _AVERAGES = ("longAvg", "doubleAvg")
-_NUMBERS = (*_AVERAGES, *_PERCENTILES, "max", "maxDouble", "min", "minDouble", "sum", "sumDouble")
 _OF_ENUM = re.compile(r"\b[A-Za-z_]\w*\.(\w+)")
 _OPERATOR = re.compile(r"\s*(==|!=|>=|<=|>|<)\s*")
 
@@ -114,38 +113,13 @@ def _kind(source: str) -> str | None:
 @lru_cache(maxsize=4096)
 def described(metric: StoredMetric) -> DescribedMetric:
     """A metric with what its definition says."""
-    head = metric.definition.rpartition(f".{metric.function}(")[0]
-    path, *filters = head.removeprefix("from(").split(").filter(")
-    filters = [text.removesuffix(")") for text in filters]
-    if not filters:
-        path = path.removesuffix(")")
-    measured = path.rpartition("->")[2].partition(f"{metric.source}.")[2] or path
-    unit, factor = _unit(metric, measured)
+    path, conditions = metric.measured
+    unit, factor = metric.unit
+    if unit == "percent":
+        unit = ""
     step = metric.plan.args[0] if metric.function in ("percentile", "percentile2") else 1
     least = (step or 1) if unit == "ms" and factor == 1 else 1
-    return DescribedMetric(metric, measured, tuple(map(_short, filters)), unit, factor, least)
-
-
-def _unit(metric: StoredMetric, measured: str) -> tuple[str, int]:
-    function = metric.function
-    if function == "cpm":
-        return "per_minute", 1
-    if function in ("percent", "rate"):
-        return "share", SCALE
-    if function == "apdex":
-        return "score", SCALE
-    if function not in _NUMBERS:
-        return ("count" if function in ("count", "labelCount", "histogram") else ""), 1
-    word = measured.rpartition(".")[2].lower()
-    if word.endswith(("micros", "_us")):
-        return "ms", 1000
-    if "latency" in word or "duration" in word or word.endswith(("ms", "millis", "firsttoken")):
-        return "ms", 1
-    if word == "time":
-        return "ms", 1
-    if "bytes" in word or ("Memory" in metric.source and word in ("used", "max", "init")):
-        return "bytes", 1
-    return "", 1
+    return DescribedMetric(metric, path, tuple(map(_short, conditions)), unit, factor, least)
 
 
 def _short(condition: str) -> str:
@@ -181,7 +155,7 @@ class Group:
 
     @property
     def title(self) -> str:
-        """What a page says over it."""
+        """The heading of its charts."""
         name = _GROUPS.get(self.source, self.source)
         parts = [_FILTERS.get(text, text) for text in self.filters]
         return f"{name}, {', '.join(parts)}" if parts else name

@@ -7,7 +7,7 @@ entities. So a page needs to know neither kinds of entities nor names of metrics
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from batchmill.sources import EntityIdError, Grain, split_entity_id
@@ -29,8 +29,8 @@ from batchmill.web.api.parameters import SIZES_S, TimeRange
 from batchmill.web.api.service import (
     MOST,
     MOST_TRACED,
-    endpoint_statements,
     find_service,
+    part_statements,
     slow_statements,
 )
 from batchmill.web.responses import NotFound
@@ -45,7 +45,7 @@ _MOST_PARTS = 20_000
 _PART = ("cpm", "avg", "p99", "success")
 _SIDES = {"caller": "CLIENT", "callee": "SERVER"}
 """Who reports a call, and the detect point of those reports."""
-_ROLES = {
+ROLES = {
     "VIRTUAL_DATABASE": "Database",
     "VIRTUAL_CACHE": "Cache",
     "VIRTUAL_MQ": "Message queue",
@@ -75,7 +75,7 @@ _NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Listed:
+class _EntityList:
     """A list of a page: entities, and what is shown of each instead of itself."""
 
     key: str
@@ -131,7 +131,7 @@ def entity(
         "incomplete": coverage.incomplete_s,
         "groups": shown,
         "lists": [page.listed(of) for of in _lists(page, kind, named, role)],
-        "statements": _statements(snapshot, kind, named, time_range, spans),
+        "statements": _statements(snapshot, kind, named, role, time_range, spans),
     }
 
 
@@ -145,7 +145,7 @@ def _find(snapshot: Snapshot, kind: str, given: str) -> EntityName:
 
 def _role(kind: str, layers: Sequence[str], sources: Sequence[str]) -> str | None:
     """What an entity is besides its kind, by its layers and by the metrics that it has."""
-    roles = [_ROLES[layer] for layer in layers if layer in _ROLES and kind == "service"]
+    roles = [ROLES[layer] for layer in layers if layer in ROLES and kind == "service"]
     roles += [_ROLES_BY_SOURCE[source] for source in sources if source in _ROLES_BY_SOURCE]
     return roles[0] if roles else None
 
@@ -186,6 +186,15 @@ class _PageReader:
     snapshot: Snapshot
     metrics: Sequence[StoredMetric]
     coverage: Coverage
+    _coverage_of: dict[str, Coverage] = field(default_factory=dict)
+
+    def coverage_of(self, source: str) -> Coverage:
+        """The coverage of the range by events of one type."""
+        if source not in self._coverage_of:
+            self._coverage_of[source] = Coverage.read(
+                self.snapshot, self.time_range, self.metrics, source
+            )
+        return self._coverage_of[source]
 
     @property
     def time_range(self) -> TimeRange:
@@ -220,14 +229,15 @@ class _PageReader:
         reader = RowReader(
             self.snapshot, {chart.metric.metric.name: chart.metric.metric for chart in charts}
         )
-        measures = reader.measures
+        measures, coverage = reader.measures, self.coverage_of(group.source)
         rows = reader.rows(self.time_range.buckets, keys)
-        whole = merged(reader.ranged(self.coverage, keys).values())
-        over = measures.values_over(whole, self.coverage.minutes)
+        whole = merged(reader.ranged(coverage, keys).values())
+        over = measures.values_over(whole, coverage.minutes)
         points = measures.points(rows, self.time_range)
+        covered = coverage.minutes_by_bucket
         shown = []
         for chart in charts:
-            description = self._chart(chart, measures.value, points, over)
+            description = self._chart(chart, measures.value, points, covered, over)
             if description["series"]:
                 shown.append(description)
         figures = {chart["key"]: _figure(chart) for chart in shown if chart["key"] in MEASURES}
@@ -239,16 +249,20 @@ class _PageReader:
         }
 
     def _chart(
-        self, chart: Chart, value: Any, points: Sequence[Row | None], over: Mapping[str, Any]
+        self,
+        chart: Chart,
+        value: Any,
+        points: Sequence[Row | None],
+        covered: Sequence[int],
+        over: Mapping[str, Any],
     ) -> dict[str, Any]:
         metric = chart.metric
         name = metric.metric.name
         lines: dict[str, list[Number]] = {}
-        covered = self.coverage.minutes_by_bucket
-        for index, row in enumerate(points):
+        for index, (row, minutes) in enumerate(zip(points, covered, strict=True)):
             if row is None:
                 continue
-            for label, number in metric.shown(value(name, row, covered[index])).items():
+            for label, number in metric.shown(value(name, row, minutes)).items():
                 line = lines.setdefault(label, [None] * len(points))
                 line[index] = number
         total = metric.shown(over[name])
@@ -266,7 +280,7 @@ class _PageReader:
             "left_out": max(0, len(labels) - MOST_LABELS),
         }
 
-    def listed(self, of: _Listed) -> dict[str, Any]:
+    def listed(self, of: _EntityList) -> dict[str, Any]:
         """A list of a page, the busiest first."""
         by_id = {named.id: named for named in of.entities}
         kinds = sorted({named.kind for named in of.entities})
@@ -281,11 +295,11 @@ class _PageReader:
         for line in lines[:MOST]:
             named = by_id[line["id"]]
             shown = (of.shown or {}).get(named.key, (named.kind, named.id, named.name))
-            relation = _reference(named.kind, named.id, shown[2]) if of.shown else None
             rows.append(
                 {
-                    "entity": _reference(*shown),
-                    "relation": relation,
+                    **_reference(*shown),
+                    "relation_kind": named.kind if of.shown else None,
+                    "relation_id": named.id if of.shown else None,
                     **_measured(line),
                     **{
                         name: _measured(sides[name][named.id])
@@ -310,7 +324,7 @@ class _PageReader:
         return few_or_busiest(self.snapshot, kind, sets, self.time_range, most, **ids)
 
     def _busiest(
-        self, of: _Listed, candidates: Iterable[Group], side: str | None
+        self, of: _EntityList, candidates: Iterable[Group], side: str | None
     ) -> list[dict[str, Any]]:
         """The entities of a list, the busiest first; of one side of calls, or of either.
 
@@ -325,8 +339,9 @@ class _PageReader:
             reader = RowReader(self.snapshot, measure_set.chosen(self.metrics, self.time_range))
             if not reader.metrics or not left:
                 continue
-            rows = reader.ranged(self.coverage, [named.key for named in left])
-            measures, minutes = reader.measures, self.coverage.minutes
+            coverage = self.coverage_of(measure_set.source)
+            rows = reader.ranged(coverage, [named.key for named in left])
+            measures, minutes = reader.measures, coverage.minutes
             idle = []
             for named in left:
                 own = rows.get(named.key, RangeRows([], []))
@@ -374,7 +389,9 @@ def _labels(lines: Mapping[str, Any], total: Mapping[str, Number]) -> list[str]:
     return sorted(lines, key=lambda label: (-(total.get(label) or 0), label))
 
 
-def _lists(page: _PageReader, kind: str, named: EntityName, role: str | None) -> Iterable[_Listed]:
+def _lists(
+    page: _PageReader, kind: str, named: EntityName, role: str | None
+) -> Iterable[_EntityList]:
     id_ = named.id
     if kind == "service":
         yield from _parts(page, named, role)
@@ -403,7 +420,7 @@ def _lists(page: _PageReader, kind: str, named: EntityName, role: str | None) ->
             }
             empty = f"No calls between {title.lower()} in this time range."
             heading = f"Calls between {title.lower()}"
-            yield _Listed(part, heading, "Caller → callee", empty, inside, shown, count=count)
+            yield _EntityList(part, heading, "Caller → callee", empty, inside, shown, count=count)
 
 
 def _between(kind: Any, id_: str) -> str:
@@ -414,18 +431,18 @@ def _between(kind: Any, id_: str) -> str:
     return f"{names[1]} → {names[3]}"
 
 
-def _parts(page: _PageReader, named: EntityName, role: str | None) -> Iterable[_Listed]:
+def _parts(page: _PageReader, named: EntityName, role: str | None) -> Iterable[_EntityList]:
     names = _PARTS_OF.get(role or "", ("Endpoints", "Endpoint", "Instances", "Instance"))
     for part, title, label in (("endpoint", *names[:2]), ("instance", *names[2:])):
         some, count = page.few(part, id_begins=f"{named.id}_")
         if some or role is None:
             empty = f"No calls to {title.lower()} in this time range."
-            yield _Listed(f"{part}s", title, label, empty, some, count=count)
+            yield _EntityList(f"{part}s", title, label, empty, some, count=count)
 
 
 def _relations(
     page: _PageReader, kind: str, id_: str, label: str, end: tuple[str, int]
-) -> Iterable[_Listed]:
+) -> Iterable[_EntityList]:
     """Callers and callees; each as the entity itself reports it, else as the other side does."""
     of, length = end
     for key, title, sides in (
@@ -445,29 +462,39 @@ def _relations(
             shown[relation.key] = (of, other, name)
         way = "from" if callers else "to"
         empty = f"No calls {way} other {of}s in this time range."
-        yield _Listed(key, title, label, empty, relations, shown, sides, count)
+        yield _EntityList(key, title, label, empty, relations, shown, sides, count)
 
 
 def _statements(
     snapshot: Snapshot,
     kind: str,
     named: EntityName,
+    role: str | None,
     time_range: TimeRange,
     spans: SpanReader | None,
 ) -> dict[str, Any] | None:
-    """The slow statements of a service, a database, the one at the other, or an endpoint."""
-    empty = "No database statements in this time range."
+    """The slow statements of a service, a database, the one at the other, or a service's part.
+
+    Of a cache, its slow commands.
+    """
+    title, label, empty = (
+        "Slow statements",
+        "Statement",
+        "No database statements in this time range.",
+    )
+    if role == "Cache":
+        title, label, empty = "Slow commands", "Command", "No slow commands in this time range."
     if kind == "service" and named.key >= 0:
         rows = slow_statements(snapshot, named, time_range)
     elif kind == "service_relation" and len(ends := named.id.split("-")) == 2:
         caller = snapshot.find("service", ids=[ends[0]])
         rows = slow_statements(snapshot, caller[0], time_range) if caller else []
         rows = [row for row in rows if row["database_id"] == ends[1]]
-    elif kind == "endpoint" and spans is not None and named.key >= 0:
+    elif kind in ("endpoint", "instance") and spans is not None and named.key >= 0:
         service = snapshot.find("service", ids=[named.id.partition("_")[0]])
         if not service:
             return None
-        made = endpoint_statements(snapshot, service[0], named.name, time_range, spans)
+        made = part_statements(snapshot, service[0], kind, named, time_range, spans)
         if made is None:
             return None
         rows = made
@@ -477,4 +504,10 @@ def _statements(
         )
     else:
         return None
-    return {"rows": rows[:MOST], "left_out": max(0, len(rows) - MOST), "empty": empty}
+    return {
+        "title": title,
+        "label": label,
+        "rows": rows[:MOST],
+        "left_out": max(0, len(rows) - MOST),
+        "empty": empty,
+    }

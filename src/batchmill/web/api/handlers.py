@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
@@ -12,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 
 import batchmill
 from batchmill.run import StatusReader
-from batchmill.store import Snapshot
+from batchmill.store import Snapshot, Store
 from batchmill.traces import SpanReader
 from batchmill.web import openapi
 from batchmill.web.api import alerts, entity, listing, overview, service, topology
@@ -66,15 +67,17 @@ class Api:
         newest: int | None = None
         url: str | None = None
         try:
-            newest, url = await self._pool.query(lambda store: (store.newest_minute(), store.url))
+            newest, url = await self._pool.query(
+                lambda store: (store.newest_minute(), _address(store))
+            )
         except Unavailable as error:
             fault = error.reason
         return as_json(
             {
                 "version": batchmill.__version__,
-                "now": int(self._clock()),
+                "now_s": int(self._clock()),
                 "store": {"ok": fault is None, "fault": fault, "url": url},
-                "newest_minute": None if newest is None else epoch(newest),
+                "newest_minute_s": None if newest is None else epoch(newest),
                 "answers": dict(self._pool.answers),
             }
         )
@@ -155,3 +158,9 @@ class Api:
 
     async def _respond(self, work: Callable[[Snapshot], Any]) -> Response:
         return await self._pool.query(lambda store: as_json(store.read(work)))
+
+
+def _address(store: Store) -> str:
+    """The store's address in any folder: a command that is copied from the pages has it."""
+    scheme, _, path = store.url.partition(":///")
+    return f"{scheme}:///{Path(path).absolute()}" if scheme == "sqlite" else store.url

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from batchmill.export import series_names
@@ -45,16 +46,18 @@ def _described(metric: StoredMetric, series: str | None) -> dict[str, Any]:
     description = described(metric)
     return {
         "name": metric.name,
+        "version": metric.version,
         "source": metric.source,
-        "kind": description.kind,
+        "entity_kind": description.kind,
         "function": metric.function,
+        "decorator": metric.decorator,
         "labelled": metric.labelled,
         "unit": description.unit,
         "factor": description.factor,
         "least": description.least,
-        "definition": f"{metric.name} = {metric.definition};",
+        "definition": metric.definition,
         "active": metric.active,
-        "since": None if metric.since_minute is None else epoch(metric.since_minute),
+        "since_minute": metric.since_minute,
         "series": series,
     }
 
@@ -94,7 +97,7 @@ def values(
     limit = whole(params, "limit", 100, 1, MOST_SERIES)
     order = choice(params, "order", "id", VALUE_ORDERS)
     metric = _metric(snapshot, name)
-    coverage = Coverage.read(snapshot, time_range, snapshot.metrics())
+    coverage = Coverage.read(snapshot, time_range, snapshot.metrics(), metric.source)
     layer = params.get("layer")
     keys = _keys(snapshot, metric, time_range, chosen, layer)
     if "search" in params:
@@ -117,11 +120,14 @@ def values(
     if order == "id":
         named.sort(key=lambda entity: (entity.id, entity.key))
     layers = snapshot.layers(rows)
+    covered = coverage.minutes_by_bucket
     series, points = [], 0
     for entity in named:
         line = [
-            None if row is None else metric.plan.final_value(row[2:], time_range.step_minutes)
-            for row in measures.points(rows[entity.key], time_range)
+            None if row is None else measures.value("value", row, minutes)
+            for row, minutes in zip(
+                measures.points(rows[entity.key], time_range), covered, strict=True
+            )
         ]
         if all(value is None for value in line):
             continue
@@ -133,7 +139,8 @@ def values(
             )
         series.append(
             {
-                "entity": _entity(entity, sorted(layers.get(entity.key, ()))),
+                **_entity(entity),
+                "layers": sorted(layers.get(entity.key, ())),
                 "over": over.get(entity.key),
                 "values": line,
             }
@@ -216,8 +223,9 @@ def last_day(time_range: TimeRange) -> int:
     return bucket(Grain.DAY, time_range.end_s - 1)
 
 
-def _entity(entity: EntityName, layers: Sequence[str]) -> dict[str, Any]:
-    return {"kind": entity.kind, "id": entity.id, "name": entity.name, "layers": layers}
+def _entity(entity: EntityName) -> dict[str, str]:
+    """What a record says of the entity that it is about."""
+    return {"entity_id": entity.id, "entity_name": entity.name, "entity_kind": entity.kind}
 
 
 def topn(snapshot: Snapshot, time_range: TimeRange, params: Mapping[str, str]) -> dict[str, Any]:
@@ -246,19 +254,7 @@ def topn(snapshot: Snapshot, time_range: TimeRange, params: Mapping[str, str]) -
 
 
 def _record(record: TopRecord, rank: int) -> dict[str, Any]:
-    return {
-        "entity": {"id": record.entity_id, "name": record.entity_name},
-        "bucket": epoch(record.bucket),
-        "rank": rank,
-        "latency": record.latency,
-        "time": record.time_us // 1_000_000,
-        "trace_id": record.trace_id,
-        "span_id": record.span_id,
-        "statement": record.statement,
-        "normalised": record.normalised,
-        "runs": record.runs,
-        "total_ms": record.total_ms,
-    }
+    return {**asdict(record), "grain": record.grain.value, "rank": rank}
 
 
 def find_entity(snapshot: Snapshot, kind: str, given: str) -> EntityName:

@@ -21,7 +21,16 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from batchmill.oal import Value
 from batchmill.sources import Grain
-from batchmill.store import BucketList, Buckets, Cell, EntityName, Ranking, Snapshot, StoredMetric
+from batchmill.store import (
+    BucketList,
+    Buckets,
+    Cell,
+    EntityName,
+    Ranking,
+    Snapshot,
+    StoredMetric,
+    per_minute,
+)
 from batchmill.web.api.coverage import Coverage
 from batchmill.web.api.parameters import TimeRange, minute_end_s
 from batchmill.web.responses import BadRequest
@@ -31,7 +40,7 @@ MOST_CACHED_ROWS = 131_072
 MOST_KINDS = 6
 MOST_TALLIES = 2_048
 
-Known = dict[tuple[int, int], tuple[int, tuple[Any, ...]]]
+KnownEntity = dict[tuple[int, int], tuple[int, tuple[Any, ...]]]
 """By bucket and entity: the hash of the row, and the measures computed from it."""
 
 
@@ -52,10 +61,10 @@ class MeasureCache:
     """
 
     def __init__(self) -> None:
-        self._rows: dict[Hashable, Known] = {}
+        self._rows: dict[Hashable, KnownEntity] = {}
         self._tallies: dict[int, dict[int, int]] = {}
 
-    def rows(self, mark: Hashable, minutes: int) -> Known:
+    def rows(self, mark: Hashable, minutes: int) -> KnownEntity:
         """The cached rows of these metrics and of buckets of ``minutes``, for the caller to extend.
 
         Its size is checked at the next call.
@@ -178,7 +187,7 @@ class Measures:
             measure: slice(*bounds) for measure, bounds in zip(metrics, pairwise(ends), strict=True)
         }
         self._cache = cache or MeasureCache()
-        self._known: dict[int, Known] = {}
+        self._known: dict[int, KnownEntity] = {}
         self._micros = {name for name in metrics if metrics[name].name.endswith(MICROS)}
         self._mark = tuple((measure, metric.plan) for measure, metric in metrics.items())
 
@@ -363,7 +372,7 @@ def _columns(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
 
 
 def _rate(calls: Number, minutes: int) -> Number:
-    return round(calls / minutes, 3) if calls else None
+    return per_minute(calls, minutes) if calls else None
 
 
 def _is_tally(metric: StoredMetric) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from batchmill.sources import Grain, service_id
@@ -24,13 +24,21 @@ from batchmill.web.api.measures import (
     few_or_busiest,
     merged,
 )
-from batchmill.web.api.parameters import TimeRange, bucket, choice, read_range, whole
+from batchmill.web.api.parameters import (
+    COMPARES,
+    TimeRange,
+    bucket,
+    choice,
+    earlier,
+    read_range,
+    whole,
+)
 from batchmill.web.responses import BadRequest
 
 MEASURES = ("cpm", "avg", "p99", "success", "apdex")
 SORTS = ("cpm", "name", "avg", "p99", "success", "apdex")
 ORDERS = ("asc", "desc")
-PARAMS = ("from", "to", "grain", "layer", "search", "sort", "order", "limit", "offset")
+PARAMS = ("from", "to", "grain", "compare", "layer", "search", "sort", "order", "limit", "offset")
 MOST_SERVICES = 1_000
 MOST_POINTS = 1_000_000
 _ALL = 2**31
@@ -46,6 +54,8 @@ class ServicesQuery:
     """Which services are requested, and how."""
 
     range: TimeRange
+    before: TimeRange | None
+    """The time to compare it with."""
     layer: str | None
     search: str | None
     sort: str
@@ -58,8 +68,13 @@ class ServicesQuery:
         """Read and validate the parameters."""
         sort = choice(params, "sort", "cpm", SORTS)
         order = choice(params, "order", "asc" if sort == "name" else "desc", ORDERS)
+        time_range = read_range(params, now_s)
+        before = None
+        if params.get("compare"):
+            before = earlier(time_range, choice(params, "compare", "", COMPARES))
         query = cls(
-            read_range(params, now_s),
+            time_range,
+            before,
             params.get("layer"),
             params.get("search"),
             sort,
@@ -67,7 +82,7 @@ class ServicesQuery:
             whole(params, "limit", 500, 1, MOST_SERVICES),
             whole(params, "offset", 0, 0, 10_000_000),
         )
-        points = query.limit * len(query.range.times) * len(MEASURES)
+        points = query.limit * len(query.range.times) * len(MEASURES) * (2 if before else 1)
         if points > MOST_POINTS:
             raise BadRequest(
                 f"the result has up to {points:,} points, and at most {MOST_POINTS:,} are allowed: "
@@ -79,12 +94,28 @@ class ServicesQuery:
 def services(
     snapshot: Snapshot, query: ServicesQuery, cache: MeasureCache | None = None
 ) -> dict[str, Any]:
-    """The services of one page, with their measures."""
+    """The services of one page, with their measures; and the same ones at an earlier time."""
+    answer, page = _page(snapshot, query, cache)
+    before = None
+    if query.before is not None:
+        same = replace(query, range=query.before, offset=0)
+        before, _ = _page(snapshot, same, cache, page)
+        del before["total"]
+    return {**answer, "before": before}
+
+
+def _page(
+    snapshot: Snapshot,
+    query: ServicesQuery,
+    cache: MeasureCache | None,
+    chosen: list[int] | None = None,
+) -> tuple[dict[str, Any], list[int]]:
+    """The services of one page, or those that are ``chosen`` and have data; and their keys."""
     time_range = query.range
     metrics = snapshot.metrics()
     coverage = Coverage.read(snapshot, time_range, metrics)
     reader = RowReader(snapshot, SERVICE.chosen(metrics, time_range), query.layer, cache)
-    keys, count = _keys(snapshot, reader, query)
+    keys, count = _keys(snapshot, reader, query) if chosen is None else (chosen, None)
     measures, minutes = reader.measures, coverage.minutes
     once = len(time_range.buckets) <= _READ_ONCE
     # The rows of the shown buckets are read anyway: the range is computed from the same rows.
@@ -118,7 +149,7 @@ def services(
         shown = reader.rows(time_range.buckets, page)
     series = _series(by_entity(shown), coverage, measures, page)
     layers = snapshot.layers(page)
-    return {
+    answer = {
         "grain": time_range.step,
         "from": time_range.start_s,
         "to": time_range.end_s,
@@ -138,6 +169,7 @@ def services(
             for key in page
         ],
     }
+    return answer, page
 
 
 def _keys(
@@ -189,16 +221,17 @@ def _entering(
     """The measures of the requests that enter the system: those that no service in it made.
 
     A request is counted once, however many services it passes; whatever is searched for. Of many
-    services that are called from outside, those of the busiest count.
+    services that are called from outside, those of the busiest count; ``busiest`` says how many.
     """
-    users, _ = few_or_busiest(
+    users, count = few_or_busiest(
         *(snapshot, "service_relation", [CALLEE_SIDE], coverage.range, MANY),
         id_begins=f"{_USER_ID}-",
     )
     reader = RowReader(snapshot, CALLEE_SIDE.chosen(metrics, coverage.range))
     rows = reader.ranged(coverage, [relation.key for relation in users])
     over = reader.measures.over(merged(rows.values()), coverage.minutes)
-    return {measure: over.get(measure) for measure in ("cpm", "avg", "p99", "success")}
+    entering = {measure: over.get(measure) for measure in ("cpm", "avg", "p99", "success")}
+    return {**entering, "busiest": len(users) if count > len(users) else None}
 
 
 def _lowest(
@@ -207,18 +240,18 @@ def _lowest(
     metrics: Sequence[StoredMetric],
     total: Mapping[int, Mapping[str, Number]] | None,
 ) -> dict[str, Any] | None:
-    """The service with the lowest success rate of all, of many that of the busiest.
+    """The service with the lowest success rate of all; of many, of the ``busiest``.
 
     ``total`` has the measures of all, if known.
     """
+    ranking = None
     if total is None:
         chosen = SERVICE.chosen(metrics, coverage.range)
         reader = RowReader(
             snapshot, {name: metric for name, metric in chosen.items() if name == "success"}
         )
-        ranking = None
         if snapshot.count("service") > MANY:
-            ranking = busiest(snapshot, chosen, coverage.range)
+            ranking = busiest(snapshot, chosen, coverage.range, MANY)
         rows = reader.ranged(coverage, None if ranking is None else ranking.keys)
         total = {key: reader.measures.over(own, coverage.minutes) for key, own in rows.items()}
     known: dict[int, float] = {}
@@ -231,7 +264,13 @@ def _lowest(
     least = min(known.values())
     named = snapshot.entity_names([key for key, success in known.items() if success == least])
     first = min(named.values(), key=lambda entity: (entity.name, entity.id))
-    return {"id": first.id, "name": first.name, "success": least}
+    left_out = ranking is not None and ranking.total > len(ranking.keys)
+    return {
+        "id": first.id,
+        "name": first.name,
+        "success": least,
+        "busiest": len(ranking.keys) if ranking is not None and left_out else None,
+    }
 
 
 def _sorted(

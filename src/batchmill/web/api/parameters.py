@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from starlette.datastructures import QueryParams
@@ -231,6 +231,19 @@ def read_range(params: Mapping[str, str], now_s: float) -> TimeRange:
             f"{MOST_BUCKETS:,} are allowed: request a shorter range or a coarser grain"
         )
     return time_range
+
+
+COMPARES = {"before": None, "1d": 86_400, "1w": 7 * 86_400}
+"""What a range may be compared with: how long before it, if not just as long as it is."""
+
+
+def earlier(time_range: TimeRange, compare: str) -> TimeRange:
+    """The range to compare with: as many points, whole ones before."""
+    size_s = time_range.step_minutes * MINUTE_S
+    back_s = COMPARES[compare] or _up(time_range.end_s - time_range.start_s, size_s)
+    if back_s > time_range.start_s:
+        raise BadRequest(f"compare={compare} is not valid: that is before the year 1970")
+    return replace(time_range, start_s=time_range.start_s - back_s, end_s=time_range.end_s - back_s)
 
 
 def read_moment(name: str, text: str, now_s: float) -> float:

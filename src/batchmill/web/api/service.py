@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from batchmill.sources import EntityIdError, service_id, split_entity_id
+from batchmill.sources import EntityIdError, instance_id, service_id, split_entity_id
 from batchmill.store import EntityName, Snapshot, StoredMetric, TopRecord
 from batchmill.traces import SpanReader
 from batchmill.web.api.coverage import Coverage
@@ -31,21 +30,20 @@ from batchmill.web.api.parameters import TimeRange
 from batchmill.web.api.relations import SIDES, read_relations
 from batchmill.web.responses import NotFound
 
-log = logging.getLogger("batchmill.web")
-
 PARAMS = ("from", "to", "grain")
 MOST = 100
 """Entries of each list: the busiest, or the slowest."""
 _MOST_PARTS = 20_000
 _MOST_RECORDS = 2_000
 MOST_TRACED = 50
-"""Of so many statements of a service kept spans are asked which endpoint made them."""
+"""Of so many statements of a service kept spans are asked which part of it made them."""
 _OWN = ("cpm", "avg", "p99", "success", "apdex")
 _PART = ("cpm", "avg", "p99", "success")
 _NO_KEY = -1
 """Of a service that the store knows from relations only."""
 BY_SERVICE = "top_n_service_database_statement"
 BY_DATABASE = "top_n_database_statement"
+CACHE_COMMANDS = ("top_n_cache_read_command", "top_n_cache_write_command")
 
 
 def service(snapshot: Snapshot, given: str, time_range: TimeRange) -> dict[str, Any]:
@@ -110,7 +108,7 @@ def find_service(snapshot: Snapshot, given: str) -> EntityName:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _ServiceRows:
     """The rows that show a service: its own, or those of the calls to it."""
 
     side: str
@@ -146,19 +144,23 @@ def _seen_by(
     coverage: Coverage,
     metrics: Sequence[StoredMetric],
     entity: EntityName,
-) -> _Seen:
+) -> _ServiceRows:
     """Who measures a service: itself; else its clients, who report accesses, or calls."""
 
     def reader_of(kind: MeasureSet) -> RowReader:
         return RowReader(snapshot, kind.chosen(metrics, coverage.range))
 
-    itself = _Seen("itself", reader_of(SERVICE), [entity.key])
-    accesses = [_Seen("callers", reader_of(kind), [entity.key]) for kind in (DATABASE, CACHE)]
+    itself = _ServiceRows("itself", reader_of(SERVICE), [entity.key])
+    accesses = [
+        _ServiceRows("callers", reader_of(kind), [entity.key]) for kind in (DATABASE, CACHE)
+    ]
     for seen in (itself, *accesses):
         if seen.reader.rows(coverage.range.buckets, seen.keys):
             return seen
     towards = snapshot.find("service_relation", id_ends=f"-{entity.id}", most=_MOST_PARTS)
-    callers = _Seen("callers", reader_of(CALLER_SIDE), [relation.key for relation in towards])
+    callers = _ServiceRows(
+        "callers", reader_of(CALLER_SIDE), [relation.key for relation in towards]
+    )
     return callers if callers.reader.rows(coverage.range.buckets, callers.keys) else itself
 
 
@@ -226,9 +228,12 @@ def name_of(service_id: str) -> str:
 def slow_statements(
     snapshot: Snapshot, entity: EntityName, time_range: TimeRange
 ) -> list[dict[str, Any]]:
-    """The slow statements, each normalised text once: its slowest run, and how often it ran."""
+    """The slow statements of a service or database, or the slow commands of a cache.
+
+    Each normalised text once: its slowest run, and how often it ran.
+    """
     lines: list[dict[str, Any]] = []
-    for stream in (BY_SERVICE, BY_DATABASE):
+    for stream in (BY_SERVICE, BY_DATABASE, *CACHE_COMMANDS):
         records = snapshot.slowest(stream, time_range.buckets, entity=entity.key, n=_MOST_RECORDS)
         if not records:
             continue
@@ -243,31 +248,37 @@ def slow_statements(
         for text, record in slowest.items():
             runs, total_ms = totals.get(text, (0, 0))
             span = (record.trace_id, record.span_id)
-            database = own if stream == BY_DATABASE else databases.get(span, (None, None))
+            database = databases.get(span, (None, None)) if stream == BY_SERVICE else own
             lines.append(_statement(record, database, runs, total_ms))
-    lines.sort(key=lambda line: (-line["latency"], line["time"], line["statement"]))
+    lines.sort(key=lambda line: (-line["latency"], line["time_us"], line["statement"]))
     return lines
 
 
-def endpoint_statements(
-    snapshot: Snapshot, service: EntityName, endpoint: str, time_range: TimeRange, spans: SpanReader
+def part_statements(
+    snapshot: Snapshot,
+    service: EntityName,
+    kind: str,
+    part: EntityName,
+    time_range: TimeRange,
+    spans: SpanReader,
 ) -> list[dict[str, Any]] | None:
-    """Those among the slowest statements of a service that an endpoint made; each text once.
+    """Those among the slowest statements of a service that an endpoint or instance of it made.
 
-    The store does not know which endpoint made a statement: kept spans tell, of few statements.
-    None: the service has no slow statements.
+    Each text once. The store does not know which of them made a statement: kept spans tell, of few
+    statements. None: the service has no slow statements.
     """
     records = snapshot.slowest(BY_SERVICE, time_range.buckets, entity=service.key, n=MOST_TRACED)
     if not records:
         return None
     times = [record.time_us for record in records]
     ids = [(record.trace_id, record.span_id) for record in records]
-    try:
+    if kind == "endpoint":
         calls = spans.served_calls(ids, min(times), max(times))
-    except (OSError, ValueError):  # a damaged file: the rest of the page is still right
-        log.warning("kept spans cannot be read", exc_info=True)
-        calls = {}
-    own = [record for record, span in zip(records, ids, strict=True) if calls.get(span) == endpoint]
+        mine = {span for span, name in calls.items() if name == part.name}
+    else:
+        names = spans.instances(ids, min(times), max(times))
+        mine = {span for span, name in names.items() if instance_id(service.id, name) == part.id}
+    own = [record for record, span in zip(records, ids, strict=True) if span in mine]
     databases = _databases(snapshot, time_range, [record.span_id for record in own])
     slowest = {record.normalised or record.statement: record for record in reversed(own)}
     return [
@@ -280,15 +291,15 @@ def _statement(
     record: TopRecord, database: tuple[str | None, str | None], runs: int = 0, total_ms: int = 0
 ) -> dict[str, Any]:
     return {
-        "database": database[1],
         "database_id": database[0],
+        "database_name": database[1],
         "statement": record.statement,
         "normalised": record.normalised,
         "latency": record.latency,
         "runs": runs,
         "total_ms": total_ms,
         "trace_id": record.trace_id,
-        "time": record.time_us // 1_000_000,
+        "time_us": record.time_us,
     }
 
 

@@ -12,13 +12,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from batchmill.sources import service_id
 from batchmill.traces import SpanReader, Trace, TraceQuery
+from batchmill.web.api.entity import ROLES
 from batchmill.web.api.parameters import checked, choice, read_moment, read_params, whole
+from batchmill.web.meaning import MetricNames
 from batchmill.web.query_pool import QueryPool
 from batchmill.web.responses import BadRequest, NotFound, as_json
 
 V1 = "/api/v1"
-PARAMS = ("service", "endpoint", "status", "kind", "min_ms", "max_ms", "from", "to", "limit")
+PARAMS = (
+    *("service", "name", "peer", "status", "kind", "min_ms", "max_ms"),
+    *("from", "to", "limit"),
+)
 MOST_TRACES = 500
 MOST_ATTRIBUTES = 8
 _STATUSES = ("any", "error", "ok")
@@ -36,11 +42,13 @@ class TracesApi:
         self,
         pool: QueryPool,
         reader: SpanReader | None,
+        meaning: MetricNames,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """``reader``: of the kept spans; None if there are none."""
         self._pool = pool
         self._reader = reader
+        self._meaning = meaning
         self._clock = clock
 
     def routes(self) -> list[BaseRoute]:
@@ -64,7 +72,8 @@ class TracesApi:
                 "to": query.end_us // 1_000_000,
                 "traces": [asdict(trace) for trace in result.traces],
                 "more": result.more,
-                "oldest": None if stats.oldest_us is None else stats.oldest_us // 1_000_000,
+                "oldest_s": None if stats.oldest_us is None else stats.oldest_us // 1_000_000,
+                "unreadable_files": reader.unreadable_files,
             }
 
         return as_json(await self._pool.run(work))
@@ -82,6 +91,7 @@ class TracesApi:
                     for service, names in sorted(services.items())
                 },
                 "kept": asdict(reader.stats()),
+                "unreadable_files": reader.unreadable_files,
             }
 
         return as_json(await self._pool.run(work))
@@ -97,7 +107,7 @@ class TracesApi:
                 f"no span of the trace {trace_id[:64]} is kept: it may be too old, or not "
                 "committed yet"
             )
-        return as_json(await self._pool.run(lambda: waterfall(trace)))
+        return as_json(await self._pool.run(lambda: waterfall(trace, self._meaning)))
 
     def _kept(self) -> SpanReader:
         if self._reader is None:
@@ -130,7 +140,8 @@ def read_query(given: QueryParams, now_s: float) -> TraceQuery:
         start_us=int(start_s * 1_000_000),
         end_us=int(end_s * 1_000_000),
         service=params.get("service"),
-        name=params.get("endpoint"),
+        name=params.get("name"),
+        peer=params.get("peer"),
         kind=None if kind == "any" else kind.upper(),
         error={"any": None, "error": True, "ok": False}[status],
         min_us=_micros(params, "min_ms"),
@@ -153,50 +164,58 @@ def _micros(params: Mapping[str, str], name: str) -> int | None:
     return round(number * 1000)
 
 
-def waterfall(trace: Trace) -> dict[str, Any]:
-    """A trace in JSON. Times of spans are in microseconds since its start."""
-    start = trace.start_us
+def waterfall(trace: Trace, meaning: MetricNames) -> dict[str, Any]:
+    """A trace in JSON: spans as the table of kept spans has them, each resource once."""
     resources: dict[tuple[tuple[str, str], ...], int] = {}
     services: dict[str, int] = {}
     spans = []
-    for span, depth, critical in zip(trace.spans, trace.depths, trace.critical, strict=True):
+    for span, depth, critical, backend in zip(
+        *(trace.spans, trace.depths, trace.critical, meaning.backends(trace.spans)), strict=True
+    ):
         services[span.service] = services.get(span.service, 0) + 1
         resource = resources.setdefault(tuple(span.resource.items()), len(resources))
         spans.append(
             {
-                "id": span.span_id,
-                "parent": span.parent_span_id,
+                "span_id": span.span_id,
+                "parent_span_id": span.parent_span_id,
                 "depth": depth,
-                "start": span.start_us - start,
-                "duration": span.duration_us,
+                "start_us": span.start_us,
+                "duration_us": span.duration_us,
                 "service": span.service,
                 "name": span.name,
+                "endpoint": meaning.endpoint(span.name, has_route=span.has_route),
                 "kind": span.kind,
                 "status": span.status,
-                "message": span.status_message,
+                "status_message": span.status_message,
                 "instance": span.instance,
-                "resource": resource,
+                "backend": None if backend is None else _backend(*backend),
+                "resource_index": resource,
                 "attributes": span.attributes,
-                "events": [_event(event, start) for event in span.events],
-                "critical": [[first - start, last - start] for first, last in critical],
+                "events": [_event(event) for event in span.events],
+                "critical": critical,
             }
         )
     return {
         "trace_id": trace.trace_id,
-        "start_us": start,
+        "start_us": trace.start_us,
         "duration_us": trace.duration_us,
         "missing": trace.missing,
+        "spans_left_out": trace.left_out,
         "services": services,
         "resources": [dict(pairs) for pairs in resources],
         "spans": spans,
     }
 
 
-def _event(event: Mapping[str, Any], start: int) -> dict[str, Any]:
-    at = event.get("time")
+def _backend(name: str, layer: str) -> dict[str, Any]:
+    return {"id": service_id(name, normal=False), "name": name, "role": ROLES[layer]}
+
+
+def _event(event: Mapping[str, Any]) -> dict[str, Any]:
+    at_us = event.get("time")
     attributes = event.get("attributes")
     return {
-        "at": at - start if isinstance(at, int) else None,
+        "time": at_us if isinstance(at_us, int) else None,
         "name": str(event.get("name", "")),
         "attributes": attributes if isinstance(attributes, dict) else {},
     }

@@ -10,7 +10,7 @@ import batchmill
 from batchmill.web.api.entity import KINDS
 from batchmill.web.api.listing import MOST_CHOSEN, VALUE_ORDERS
 from batchmill.web.api.overview import MOST_SERVICES, ORDERS, SORTS
-from batchmill.web.api.parameters import STEPS
+from batchmill.web.api.parameters import COMPARES, STEPS
 from batchmill.web.openapi.schemas import SCHEMAS, TEXT, TRACE_SCHEMAS, Schema
 
 _MOMENT = r"^(now(-[0-9]{1,6}[smhdw])?|[0-9]{1,10}|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{5,8}Z)$"
@@ -150,7 +150,12 @@ _TRACE_PATHS: Mapping[str, Mapping[str, Any]] = {
         "Traces",
         [
             _query("service", _SOME_TEXT, "The span's service."),
-            _query("endpoint", _SOME_TEXT, "The span's name."),
+            _query("name", _SOME_TEXT, "The name of the span, or of its endpoint."),
+            _query(
+                "peer",
+                _SOME_TEXT,
+                "What the span calls, by its name in metrics: a database, cache, broker, host …",
+            ),
             _query("status", _word("any", "error", "ok")),
             _query("kind", _word("any", "server", "client", "producer", "consumer", "internal")),
             _query("min_ms", {"type": "number", "minimum": 0, "maximum": 1e9}),
@@ -171,7 +176,7 @@ _TRACE_PATHS: Mapping[str, Mapping[str, Any]] = {
     ),
     "/api/v1/traces/services": _get("What is kept.", "TraceServices", (), _NOT_KEPT),
     "/api/v1/traces/{id}": _get(
-        "One trace, in the order of a waterfall; times in microseconds since its start.",
+        "One trace, in the order of a waterfall.",
         "Trace",
         [_path("id", "The trace's id.")],
         "No span of this trace is kept.",
@@ -190,7 +195,7 @@ _TRACE_PATHS: Mapping[str, Mapping[str, Any]] = {
             *(_query(name, _SOME_TEXT) for name in ("service", "operation", "tags", "tag")),
             *(_query(name, _SOME_TEXT) for name in ("minDuration", "maxDuration", "traceID")),
             *(_query(name, _MICROS) for name in ("start", "end")),
-            _query("limit", _number(1, 500, 20)),
+            _query("limit", _number(1, 500, 100)),
         ],
     ),
     "/api/traces/{id}": _jaeger("Jaeger: one trace.", [_path("id", "The trace's id.")]),
@@ -257,6 +262,7 @@ PATHS: Mapping[str, Mapping[str, Any]] = {
         "Services",
         [
             *_TIME,
+            _query("compare", _word(*COMPARES), "An earlier time, whose values are in `before`."),
             _query("layer", _SOME_TEXT),
             _query("search", _SOME_TEXT, "A part of the name, in any case."),
             _query("sort", _word(*SORTS)),
@@ -371,8 +377,10 @@ def document() -> Mapping[str, Any]:
         "info": {
             "title": "batchmill",
             "version": batchmill.__version__,
-            "description": "Metrics of services, as a batchmill store has them. Times are seconds "
-            "since 1970 of a bucket's start; shares are from 0 to 1; null: there is no value.",
+            "description": "Metrics of services, as a batchmill store has them. Names that end in "
+            "_s are seconds since 1970, in _us microseconds; from, to, times and incomplete are "
+            "seconds, too. A bucket or minute is yyyyMMddHHmm (UTC), shorter for hours and days. "
+            "Shares are from 0 to 1; null: there is no value.",
         },
         "paths": {
             **PATHS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from batchmill.sources import Grain
 from batchmill.web.api.parameters import STEPS
 
 Schema = Mapping[str, Any]
@@ -41,9 +42,10 @@ _WHO = {"id": TEXT, "name": TEXT}
 _LAYERED = {**_WHO, "layers": _list(TEXT)}
 _RANGE = {"from_": _WHOLE, "to": _WHOLE}
 _LABELS: Schema = {"type": "object", "additionalProperties": TEXT}
-_ALERTED: Schema = _object(
-    **_WHO, kind={"type": ["string", "null"]}, service={"type": ["string", "null"]}
-)
+_NO_TEXT: Schema = {"type": ["string", "null"]}
+_ABOUT = {"entity_id": TEXT, "entity_name": TEXT}
+"""In a record that is about an entity."""
+_ALERTED = {**_ABOUT, "entity_kind": _NO_TEXT, "service_id": _NO_TEXT}
 # A moment and a number as text; not as prefixItems, which few readers of such documents know.
 _SAMPLE: Schema = {
     "type": "array",
@@ -53,16 +55,33 @@ _SAMPLE: Schema = {
 }
 
 _STATEMENT: Schema = _object(
-    database={"type": ["string", "null"]},
-    database_id={"type": ["string", "null"]},
+    database_id=_NO_TEXT,
+    database_name=_NO_TEXT,
     statement=TEXT,
     normalised=TEXT,
     latency=_WHOLE,
     runs=_COUNT,
     total_ms=_WHOLE,
     trace_id=TEXT,
-    time=_WHOLE,
+    time_us=_WHOLE,
 )
+_BUSIEST: Schema = {"type": ["integer", "null"], "minimum": 1}
+"""Of how many services a value is; null: of all."""
+_SERVICES = {
+    "grain": _GRAIN,
+    **_RANGE,
+    "times": _list(_WHOLE),
+    "incomplete": _INCOMPLETE,
+    "all": _object(**_PART, busiest=_BUSIEST),
+    "lowest": {**_object(**_WHO, success=_SHARE, busiest=_BUSIEST), "type": ["object", "null"]},
+    "services": _list(
+        _object(
+            **_LAYERED,
+            range=_object(**_FIGURES),
+            series=_object(**{name: _list(schema) for name, schema in _FIGURES.items()}),
+        )
+    ),
+}
 _REFERENCE = {"kind": TEXT, "id": TEXT, "name": TEXT}
 _UNIT: Schema = {"enum": ["per_minute", "count", "share", "score", "ms", "bytes", ""]}
 _VALUE: Schema = {
@@ -74,29 +93,31 @@ SCHEMAS: Mapping[str, Schema] = {
     "Error": _object(error=TEXT),
     "Status": _object(
         version=TEXT,
-        now=_WHOLE,
+        now_s=_WHOLE,
         store=_object(
             ok={"type": "boolean"},
             fault={"type": ["string", "null"]},
             url={"type": ["string", "null"]},
         ),
-        newest_minute={"type": ["integer", "null"]},
+        newest_minute_s={"type": ["integer", "null"]},
         answers={"type": "object", "additionalProperties": _COUNT},
     ),
     "Metrics": _object(
         metrics=_list(
             _object(
                 name=TEXT,
+                version=_COUNT,
                 source=TEXT,
-                kind={"type": ["string", "null"]},
+                entity_kind=_NO_TEXT,
                 function=TEXT,
+                decorator=_NO_TEXT,
                 labelled={"type": "boolean"},
                 unit=_UNIT,
                 factor=_COUNT,
                 least=_COUNT,
                 definition=TEXT,
                 active={"type": "boolean"},
-                since={"type": ["integer", "null"]},
+                since_minute={"type": ["integer", "null"]},
                 series={"type": ["string", "null"]},
             )
         )
@@ -118,25 +139,18 @@ SCHEMAS: Mapping[str, Schema] = {
         times=_list(_WHOLE),
         incomplete=_INCOMPLETE,
         series=_list(
-            _object(entity=_object(kind=TEXT, **_LAYERED), over=_VALUE, values=_list(_VALUE))
+            _object(
+                **_ABOUT,
+                entity_kind=TEXT,
+                layers=_list(TEXT),
+                over=_VALUE,
+                values=_list(_VALUE),
+            )
         ),
         left_out=_COUNT,
     ),
     "Services": _object(
-        grain=_GRAIN,
-        **_RANGE,
-        times=_list(_WHOLE),
-        incomplete=_INCOMPLETE,
-        all=_object(**_PART),
-        lowest={**_object(**_WHO, success=_SHARE), "type": ["object", "null"]},
-        total=_COUNT,
-        services=_list(
-            _object(
-                **_LAYERED,
-                range=_object(**_FIGURES),
-                series=_object(**{name: _list(schema) for name, schema in _FIGURES.items()}),
-            )
-        ),
+        **_SERVICES, total=_COUNT, before={**_object(**_SERVICES), "type": ["object", "null"]}
     ),
     "Service": _object(
         service=_object(**_LAYERED),
@@ -202,8 +216,9 @@ SCHEMAS: Mapping[str, Schema] = {
                 empty=TEXT,
                 rows=_list(
                     _object(
-                        entity=_object(**_REFERENCE),
-                        relation={"anyOf": [_object(**_REFERENCE), {"type": "null"}]},
+                        **_REFERENCE,
+                        relation_kind=_NO_TEXT,
+                        relation_id=_NO_TEXT,
                         **_PART,
                         caller=_SIDE,
                         callee=_SIDE,
@@ -214,7 +229,9 @@ SCHEMAS: Mapping[str, Schema] = {
         ),
         statements={
             "anyOf": [
-                _object(rows=_list(_STATEMENT), left_out=_COUNT, empty=TEXT),
+                _object(
+                    title=TEXT, label=TEXT, rows=_list(_STATEMENT), left_out=_COUNT, empty=TEXT
+                ),
                 {"type": "null"},
             ]
         },
@@ -230,11 +247,13 @@ SCHEMAS: Mapping[str, Schema] = {
         streams=_list(TEXT),
         records=_list(
             _object(
-                entity=_object(**_WHO),
+                stream=TEXT,
+                grain={"enum": [grain.value for grain in Grain]},
                 bucket=_WHOLE,
+                **_ABOUT,
                 rank=_COUNT,
                 latency=_WHOLE,
-                time=_WHOLE,
+                time_us=_WHOLE,
                 trace_id=TEXT,
                 span_id=TEXT,
                 statement=TEXT,
@@ -246,7 +265,7 @@ SCHEMAS: Mapping[str, Schema] = {
     ),
     "Alerts": _object(
         **_RANGE,
-        evaluated={"type": ["integer", "null"]},
+        evaluated_s={"type": ["integer", "null"]},
         rules=_list(
             _object(
                 id=TEXT,
@@ -260,22 +279,24 @@ SCHEMAS: Mapping[str, Schema] = {
         alerts=_list(
             _object(
                 rule=TEXT,
-                entity=_ALERTED,
+                **_ALERTED,
                 phase={"enum": ["firing", "pending"]},
-                since=_WHOLE,
+                since_s=_WHOLE,
+                notified_s=_WHOLE,
+                cleared=_COUNT,
                 severity=TEXT,
                 value=_FIGURE,
                 message=TEXT,
                 labels=_LABELS,
-                notified={"type": "boolean"},
+                is_notified={"type": "boolean"},
             )
         ),
         history=_list(
             _object(
                 rule=TEXT,
-                entity=_ALERTED,
-                from_=_WHOLE,
-                to={"type": ["integer", "null"]},
+                **_ALERTED,
+                starts_s=_WHOLE,
+                ends_s={"type": ["integer", "null"]},
                 severity=TEXT,
                 value=_FIGURE,
                 message=TEXT,
@@ -327,14 +348,14 @@ SCHEMAS: Mapping[str, Schema] = {
 _TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
 _COUNTS: Schema = {"type": "object", "additionalProperties": _COUNT}
 _MAYBE: Schema = {"type": ["integer", "null"]}
-_NO_TEXT: Schema = {"type": ["string", "null"]}
 _SPAN = _object(
-    **dict.fromkeys(("id", "service", "name", "kind", "status"), TEXT),
-    **dict.fromkeys(("parent", "message", "instance"), _NO_TEXT),
-    **dict.fromkeys(("depth", "duration", "resource"), _COUNT),
-    start=_WHOLE,
+    **dict.fromkeys(("span_id", "service", "name", "endpoint", "kind", "status"), TEXT),
+    **dict.fromkeys(("parent_span_id", "status_message", "instance"), _NO_TEXT),
+    **dict.fromkeys(("depth", "duration_us", "resource_index"), _COUNT),
+    start_us=_WHOLE,
+    backend={**_object(**_WHO, role=TEXT), "type": ["object", "null"]},
     attributes=_TEXTS,
-    events=_list(_object(at=_MAYBE, name=TEXT, attributes={"type": "object"})),
+    events=_list(_object(time=_MAYBE, name=TEXT, attributes={"type": "object"})),
     critical=_list(_list(_WHOLE)),
 )
 _SUMMARY = _object(
@@ -345,16 +366,24 @@ _SUMMARY = _object(
 )
 _FAULTS = _list(_object(code=_WHOLE, msg=TEXT))
 TRACE_SCHEMAS: Mapping[str, Schema] = {
-    "Traces": _object(**_RANGE, traces=_list(_SUMMARY), more={"type": "boolean"}, oldest=_MAYBE),
+    "Traces": _object(
+        **_RANGE,
+        traces=_list(_SUMMARY),
+        more={"type": "boolean"},
+        oldest_s=_MAYBE,
+        unreadable_files=_COUNT,
+    ),
     "Trace": _object(
         trace_id=TEXT,
         start_us=_WHOLE,
-        **dict.fromkeys(("duration_us", "missing"), _COUNT),
+        **dict.fromkeys(("duration_us", "missing", "spans_left_out"), _COUNT),
         services=_COUNTS,
         resources=_list(_TEXTS),
         spans=_list(_SPAN),
     ),
-    "TraceServices": _object(services={"type": "object"}, kept={"type": "object"}),
+    "TraceServices": _object(
+        services={"type": "object"}, kept={"type": "object"}, unreadable_files=_COUNT
+    ),
     "Jaeger": _object(
         data={"type": ["array", "null"]},
         **dict.fromkeys(("total", "limit", "offset"), _COUNT),

@@ -142,7 +142,7 @@ T = TypeVar("T")
 V1 = "/api/v1"
 API_VERSION = "2.53.0"
 """The Prometheus version whose API this is a part of; Grafana requests it."""
-LABELS = (NAME, "entity", "kind", "label", "layer", "name")
+LABELS = (NAME, "entity_id", "kind", "label", "layer", "name")
 _ERRORS = {400: "bad_data", 404: "not_found", 503: "unavailable"}
 
 
@@ -309,7 +309,7 @@ def _all_values(snapshot: Snapshot, name: str) -> list[str]:
     if name == "layer":
         layers = snapshot.layers(entity.key for entity in known)
         return sorted({",".join(sorted(layer)) for layer in layers.values()})
-    return sorted({getattr(entity, "id" if name == "entity" else name) for entity in known})
+    return sorted({getattr(entity, "id" if name == "entity_id" else name) for entity in known})
 
 
 def _pairs(times: list[float], line: SampledSeries) -> list[list[Any]]:

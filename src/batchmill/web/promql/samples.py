@@ -132,7 +132,7 @@ def _entities(
 ) -> dict[int, StoredEntity]:
     """The entities that a selector may match, of those with data on the same days."""
     known: dict[int, EntityName]
-    given = selector.required_value("entity") or selector.required_value("name")
+    given = selector.required_value("entity_id") or selector.required_value("name")
     if given is not None:
         known = {item.key: item for item in snapshot.find(id_or_name=given, most=MOST_ENTITIES)}
     else:

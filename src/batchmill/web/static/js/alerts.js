@@ -13,12 +13,13 @@ export const levelOf = (severity) => LEVELS[severity.toLowerCase()] ?? "warn";
 // The times in which alerts fired, for TimeChart.mark(). An alert fires at the end of a minute, and a
 // chart has the value of a minute at its start: the mark begins with the minute that it fired for.
 const MINUTE_S = 60;
-export const alertMarks = (history) =>
-  history.map(({ from, to, severity, rule }) => ({
+// named: whether a mark names its entity.
+export const alertMarks = (history, named = false) =>
+  history.map(({ starts_s: from, ends_s: to, severity, rule, entity_name: entity }) => ({
     from: from - MINUTE_S,
     to: to === null ? null : to - MINUTE_S,
     colour: { bad: "--bad", warn: "--warn" }[levelOf(severity)] ?? "--soft",
-    text: `${rule} fired from ${moment(from)} ${to === null ? "on" : `to ${moment(to)}`}`,
+    text: `${rule}${named ? ` of ${entity}` : ""} fired from ${moment(from)} ${to === null ? "on" : `to ${moment(to)}`}`,
   }));
 
 const severity = {
@@ -39,12 +40,12 @@ const severity = {
 const entity = (query) => ({
   key: "entity",
   label: "Entity",
-  value: (row) => row.entity.name,
+  value: (row) => row.entity_name,
   make: (cell) => {
     const anchor = h("a");
     const plainName = h("span");
     return (row) => {
-      const { id, kind, name } = row.entity;
+      const { entity_id: id, entity_kind: kind, entity_name: name } = row;
       const shown = kind ? anchor : plainName; // without a kind it is not in the store any more
       setText(shown, name);
       if (kind) anchor.setAttribute("href", entityAddress(kind, id, query()));
@@ -73,19 +74,19 @@ export function alertList(title, kind, id, none) {
   const value = { key: "value", label: "Value", numeric: true, value: (row) => row.value, make: text((row) => (row.value === null ? "–" : String(Number(row.value.toPrecision(5))))) };
   const who = [rule, entity(() => query), severity];
   const columns = {
-    firing: [...who, time("since", "Since", (row) => row.since), value, message],
-    pending: [...who, time("since", "Since", (row) => row.since), value],
+    firing: [...who, time("since", "Since", (row) => row.since_s), value, message],
+    pending: [...who, time("since", "Since", (row) => row.since_s), value],
     history: [
       ...who,
-      time("from", "Fired", (row) => row.from),
-      time("to", "Resolved", (row) => row.to),
+      time("from", "Fired", (row) => row.starts_s),
+      time("to", "Resolved", (row) => row.ends_s),
       { key: "lasted", label: "For", numeric: true, value: (row) => lasted(row), make: text((row) => plain(seconds(lasted(row)))) },
       message,
     ],
   }[kind];
-  const lasted = (row) => (row.to ?? Date.now() / 1000) - row.from;
+  const lasted = (row) => (row.ends_s ?? Date.now() / 1000) - row.starts_s;
   const sort = { key: kind === "history" ? "from" : "since", order: "desc" };
-  const key = (row) => `${row.rule} ${row.entity.id} ${row.from ?? row.since}`;
+  const key = (row) => `${row.rule} ${row.entity_id} ${row.starts_s ?? row.since_s}`;
   const table = new DataTable({ caption: title, columns, key, sort });
   const scroll = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title }, table.element);
   const empty = h("p", { class: "empty" }, none);

@@ -39,10 +39,38 @@ function isolated(chart, index) {
   return indexes;
 }
 
+// uPlot listens to a mouse only. A finger that moves sideways selects; up and down the page scrolls.
+function selectByTouch(chart) {
+  const { over } = chart;
+  let start = null; // where the finger came down
+  const select = (left, width, done) => chart.setSelect({ left, top: 0, width, height: over.clientHeight }, done);
+  const place = ({ clientX }) => {
+    const { left, width } = over.getBoundingClientRect();
+    return Math.min(width, Math.max(0, clientX - left));
+  };
+  const drag = (event, done) => {
+    if (start === null || !event.isPrimary) return;
+    const at = place(event);
+    select(Math.min(start, at), Math.abs(at - start), done);
+    if (done) start = null;
+  };
+  over.style.touchAction = "pan-y pinch-zoom";
+  over.addEventListener("pointerdown", (event) => {
+    if (event.pointerType !== "mouse" && event.isPrimary) start = place(event);
+  });
+  over.addEventListener("pointermove", (event) => drag(event, false));
+  over.addEventListener("pointerup", (event) => drag(event, true));
+  over.addEventListener("pointercancel", () => {
+    // The browser scrolls or zooms.
+    if (start !== null) select(0, 0, false);
+    start = null;
+  });
+}
+
 // series: [{label, colour: "--name", fill}]; format: number -> [text, unit], of the axis and,
 // unless there is value, of the legend; range: as in uPlot;
 // sync: charts with the same name share their cursor; span: the least number of seconds shown;
-// onZoom(from, to): called after a part of the chart was selected with the mouse.
+// onZoom(from, to): called after a part of the chart was selected with the mouse or a finger.
 export class TimeChart {
   #settings;
   #chart = null;
@@ -116,6 +144,7 @@ export class TimeChart {
     if (!width) return; // not visible yet: the observer calls again
     this.#width = width;
     this.#chart = new window.uPlot(this.#options(width), this.#drawn(), this.element);
+    if (this.#settings.onZoom) selectByTouch(this.#chart);
     this.#showNewest();
   }
 

@@ -94,6 +94,11 @@ export function moment(epoch, withSeconds = false) {
   return sameDay(epoch) ? clock(epoch, withSeconds) : `${day(epoch)} ${clock(epoch, withSeconds)}`;
 }
 
+// Whether the bucket that begins then may still grow; incomplete: the start of the first such, or null.
+export const isFilling = (epoch, incomplete) => incomplete !== null && epoch >= incomplete;
+
+export const bucketName = (epoch, incomplete) => `${moment(epoch)}${isFilling(epoch, incomplete) ? " (incomplete)" : ""}`;
+
 export const utc = (epoch) => new Date(epoch * 1000).toISOString().replace("T", " ").replace(/\.\d+Z$/, " UTC");
 
 export function zone() {

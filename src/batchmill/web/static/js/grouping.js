@@ -6,9 +6,10 @@ const DEEPEST = 4;
 
 // nodes and edges as in the API -> {nodes, edges, hits: ids that were searched for, groups: how many
 // boxes are groups}. focus: the id of a service; search: a part of names; open: the name of a group.
+// Of what is not there, nothing is shown.
 export function view({ nodes, edges }, { focus = "", search = "", open = "" }, most = MOST_BOXES) {
   let centre = null;
-  if (focus && nodes.some(({ id }) => id === focus)) centre = [focus];
+  if (focus) centre = nodes.filter(({ id }) => id === focus).map(({ id }) => id);
   else if (search) centre = nodes.filter(({ name }) => name.toLowerCase().includes(search.toLowerCase())).map(({ id }) => id);
   const hits = new Set(search ? centre : []);
   let shown = { nodes, edges };
@@ -53,7 +54,7 @@ export function grouped({ nodes, edges }, most = MOST_BOXES, open = "") {
     }
   }
   if (boxes.size > most) {
-    const sorted = [...boxes].sort(([, a], [, b]) => load(b) - load(a));
+    const sorted = [...boxes].sort(([, a], [, b]) => (load(b) ?? 0) - (load(a) ?? 0));
     const rest = sorted.slice(most - 1).flatMap(([, members]) => members);
     boxes = new Map([...sorted.slice(0, most - 1), ["", rest]]);
   }
@@ -66,7 +67,9 @@ export function grouped({ nodes, edges }, most = MOST_BOXES, open = "") {
   return { nodes: made, edges: between(edges, box), groups: made.filter(({ members }) => members).length };
 }
 
-const load = (members) => members.reduce((sum, { cpm }) => sum + (cpm ?? 0), 0);
+// null and null is null: there is no number to add up.
+const sum = (a, b) => (a === null ? b : b === null ? a : a + b);
+const load = (members) => members.reduce((total, { cpm }) => sum(total, cpm), null);
 
 function groupNode(key, members) {
   const shares = members.map(({ success }) => success).filter((share) => share !== null);
@@ -102,10 +105,11 @@ function added(one, other) {
 }
 
 function together(one, other) {
-  const [a, b] = [one.cpm ?? 0, other.cpm ?? 0];
+  const [a, b] = [one.cpm ?? 0, other.cpm ?? 0]; // the weights
   const mean = (key) => {
     if (one[key] === null || other[key] === null) return one[key] ?? other[key];
     return a + b ? (one[key] * a + other[key] * b) / (a + b) : one[key];
   };
-  return { ...one, cpm: a + b, avg: mean("avg"), success: mean("success"), p99: Math.max(one.p99 ?? 0, other.p99 ?? 0) };
+  const ranks = [one.p99, other.p99].filter((n) => n !== null);
+  return { ...one, cpm: sum(one.cpm, other.cpm), avg: mean("avg"), success: mean("success"), p99: ranks.length ? Math.max(...ranks) : null };
 }

@@ -28,10 +28,13 @@ const main = document.getElementById("main");
 const notices = new Notices(document.getElementById("notices"));
 const run = { status: null, pipeline: null, commit: null, rates: new Rates() };
 
-let page = null; // the current page: {element, title, load(signal), show(data), pipeline?(run), destroy?()}
+// The current page: {element, title, load(signal), show(data), pipeline?(run), destroy?(), waits?()}.
+// waits(): whether its data may still come or change; else it is requested by the user only.
+let page = null;
 let route = parse(location.hash);
 let shownAt = null; // when the page's data arrived
 let shownFailure = ""; // the failure that is shown instead of the page
+let lastFailure = null;
 let pending = null; // the AbortController of the request in progress
 let again = false; // whether to request once more after it
 let requestedAt = 0;
@@ -82,6 +85,7 @@ function open(moved) {
   notices.clear("data");
   shownAt = null;
   shownFailure = "";
+  lastFailure = null;
   const make = PAGES[route.page];
   page = make ? make({ page: route.page, query: route.query, argument: route.argument, amend, run, go }) : unknownPage(route.page);
   main.replaceChildren(page.element);
@@ -119,6 +123,10 @@ function links() {
 function refresh(now = false) {
   if (!page?.load) return;
   if (document.hidden && !now) return;
+  if (!now && page.waits?.() === false) {
+    if (lastFailure !== null) failed(lastFailure); // it says that nothing is requested any more
+    return;
+  }
   if (now) {
     pending?.abort();
     pending = null; // so that its end is ignored
@@ -141,6 +149,7 @@ async function load() {
     const data = await mine.load(abort.signal);
     if (abort.signal.aborted || mine !== page) return;
     shownFailure = "";
+    lastFailure = null;
     shownAt = Date.now();
     if (mine.element !== main.firstChild) main.replaceChildren(mine.element);
     mine.show(data);
@@ -172,10 +181,12 @@ function failed(error) {
     return;
   }
   shownAt = null;
-  const text = `${route.page} ${error.status} ${error.message}`;
+  lastFailure = error;
+  const waits = page.waits?.();
+  const text = `${route.page} ${error.status} ${error.message} ${waits}`;
   if (text === shownFailure) return; // screen readers would read it again
   shownFailure = text;
-  main.replaceChildren(failure(error, route, () => refresh(true)));
+  main.replaceChildren(failure(error, route, () => refresh(true), waits));
 }
 
 const asOf = () => (shownAt === null ? "" : `Data as of ${moment(shownAt / 1000, true)}.`);

@@ -1,4 +1,4 @@
-// Temporary faults, one line each above the page, while they last.
+// Temporary faults, one line each over the bottom of the page, while they last.
 
 import { h, setText, withCode } from "./dom.js";
 
@@ -8,6 +8,8 @@ export class Notices {
 
   constructor(element) {
     this.#element = element;
+    const room = new ResizeObserver(() => document.documentElement.style.setProperty("--notices", `${element.offsetHeight}px`));
+    room.observe(element);
   }
 
   set(name, message, { bad = false, action = null } = {}) {

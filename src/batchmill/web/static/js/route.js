@@ -21,7 +21,8 @@ const SHARED = ["range", "from", "to", "grain", "compare"];
 
 export function parse(hash) {
   const [path, query = ""] = hash.replace(/^#\/?/, "").split("?", 2);
-  const [page = "", argument = ""] = path.split("/", 2);
+  const [page, ...parts] = path.split("/");
+  const argument = parts.join("/"); // an id may hold a slash
   let name = "";
   try {
     name = decodeURIComponent(argument);

@@ -7,12 +7,14 @@ const HEIGHT = 26;
 
 export function sparkline() {
   const area = svg("path", { class: "area" });
+  const was = svg("path", { class: "was" });
   const line = svg("path", { class: "line" });
   const dots = svg("path", { class: "dots" });
   const element = svg(
     "svg",
     { class: "spark", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" },
     area,
+    was,
     line,
     dots,
   );
@@ -20,13 +22,16 @@ export function sparkline() {
     element,
     // low, high: bounds that are always shown, so that 99.9 % beside 100 % is not a cliff.
     // From the index `filling` on, buckets are incomplete: dotted, and out of the scale.
-    update(values, low = null, high = null, filling = -1) {
+    // before: the values of an earlier time, dashed.
+    update(values, low = null, high = null, filling = -1, before = []) {
       const complete = filling < 0 ? values : values.map((value, index) => (index < filling ? value : null));
-      const [lines, areas] = paths(complete, low, high);
+      const scaled = [...complete, ...before];
+      const [lines, areas] = paths(complete, low, high, scaled);
       setAttribute(line, "d", lines);
       setAttribute(area, "d", areas);
       const rest = filling < 0 ? [] : values.map((value, index) => (index >= filling - 1 ? value : null));
-      setAttribute(dots, "d", rest.slice(filling).some((value) => value !== null) ? paths(rest, low, high, complete)[0] : "");
+      setAttribute(dots, "d", rest.slice(filling).some((value) => value !== null) ? paths(rest, low, high, scaled)[0] : "");
+      setAttribute(was, "d", paths(before, low, high, scaled)[0]);
     },
   };
 }

@@ -5,6 +5,7 @@ import { get } from "../api.js";
 import { h, panel, setChildren, setText } from "../dom.js";
 import { count, countOf, moment, utc } from "../format.js";
 import { controls, parameters, read, write } from "../range.js";
+import { panelShape, tileShapes } from "../skeleton.js";
 import { DataTable, text } from "../table.js";
 
 export function alerts({ query, amend }) {
@@ -21,7 +22,7 @@ export function alerts({ query, amend }) {
     h("h2", {}, "No alert rules"),
     h("p", {}, "Name a file of rules in the setting ", h("code", {}, "alerts"), " and start the run again. ", h("code", {}, "batchmill alerts check FILE"), " tells whether a file is right."),
   );
-  const body = h("div", { class: "page" });
+  const body = h("div", { class: "page" }, tileShapes(4), ...[110, 110, 240, 200].map(panelShape));
   const element = h(
     "div",
     { class: "page" },
@@ -47,8 +48,8 @@ export function alerts({ query, amend }) {
         return;
       }
       setChildren(body, [tiles.element, firing.element, pending.element, history.element, rules.element]);
-      setText(evaluated, data.evaluated === null ? "Nothing evaluated yet" : `Evaluated up to ${moment(data.evaluated)}`);
-      evaluated.title = data.evaluated === null ? "" : utc(data.evaluated);
+      setText(evaluated, data.evaluated_s === null ? "Nothing evaluated yet" : `Evaluated up to ${moment(data.evaluated_s)}`);
+      evaluated.title = data.evaluated_s === null ? "" : utc(data.evaluated_s);
       const fires = data.alerts.filter((alert) => alert.phase === "firing");
       const waits = data.alerts.filter((alert) => alert.phase === "pending");
       tiles.show(fires, waits, data);

@@ -18,19 +18,23 @@ export function chartPanel(id, zoom, { height = 190 } = {}) {
   const area = h("div", { class: "body" });
   const { element, heading, note } = panel(" ", { id: `chart-${id}` }, area);
   const anchor = h("a", { class: "metric" });
-  element.firstChild.append(anchor);
+  const examples = h("a", { class: "examples", title: "Example traces, of its slowest or failed calls" }, "traces");
+  element.firstChild.append(examples, anchor);
 
   return {
     element,
     destroy: () => chart?.destroy(),
-    // lines: [{label, values}]; before: {name, lines} of an earlier time; marks: as TimeChart.mark().
-    show({ title, unit, least, lines, before, times, incomplete, marks = [], href = null, metric = "" }) {
+    // lines: [{label, values}]; before: {name, lines} of an earlier time; marks: as TimeChart.mark();
+    // href: of the metric in the explorer; traces: of example traces.
+    show({ title, unit, least, lines, before, times, incomplete, marks = [], href = null, metric = "", traces = null }) {
       setText(heading, title);
       const ranks = lines.length > 1 && lines.every(({ label }) => RANKS.includes(label));
-      setText(note, ranks ? "pN: N % were at least this fast" : UNIT_NAMES[unit] ?? "");
+      setText(note, ranks ? "pN: N % at least this fast" : UNIT_NAMES[unit] ?? "");
       setText(anchor, metric === title ? "explore" : metric);
       setAttribute(anchor, "href", href);
       anchor.hidden = href === null;
+      setAttribute(examples, "href", traces);
+      examples.hidden = !traces;
       const now = JSON.stringify([unit, least, title]);
       if (now !== drawn) {
         drawn = now;
@@ -53,13 +57,4 @@ export function chartPanel(id, zoom, { height = 190 } = {}) {
       chart.mark(marks);
     },
   };
-}
-
-// Grey shapes of the size of what will come, so that nothing moves when it does.
-export function skeletons(charts) {
-  const shape = (name, count) => Array.from({ length: count }, () => h("div", { class: `skeleton ${name}` }));
-  return [
-    h("div", { class: "tiles", "aria-hidden": "true" }, ...shape("tile", Math.min(5, charts))),
-    h("div", { class: "charts", "aria-hidden": "true" }, ...shape("panel", charts)),
-  ];
 }

@@ -1,13 +1,15 @@
 // One entity of any kind: the server describes its charts and lists, this page shows them.
 
-import { alertMarks, alertsPanel } from "../alerts.js";
+import { alertMarks, alertsPanel, levelOf } from "../alerts.js";
 import { get } from "../api.js";
 import { h, panel, setAttribute, setChildren, setText } from "../dom.js";
-import { apdex, count, formatOf, grade, moment, ms, percent, plain, rate, utc } from "../format.js";
+import { examplesOf, spansOf } from "../examples.js";
+import { apdex, bucketName, count, countOf, formatOf, grade, moment, ms, percent, plain, rate, utc } from "../format.js";
 import { compareName, controls, earlier, parameters, read, write, zoomed } from "../range.js";
 import { KINDS, entityAddress, exploreAddress, format, kept, traceAddress, tracesAddress } from "../route.js";
+import { chartShapes, tileShapes } from "../skeleton.js";
 import { bothSides, DataTable, figure, link, number, text } from "../table.js";
-import { chartPanel, skeletons } from "./chartpanel.js";
+import { chartPanel } from "./chartpanel.js";
 
 const TILES = [
   ["cpm", "Calls per minute", rate],
@@ -16,11 +18,6 @@ const TILES = [
   ["success", "Success", percent, (n) => grade(n)],
   ["apdex", "Apdex", apdex, (n) => grade(n, 0.85, 0.7)],
 ];
-// Which traces are examples of a number.
-const EXAMPLES = {
-  p99: (value) => (value ? { min_ms: Math.floor(value * 0.98), kind: "server" } : null),
-  success: (value) => (value !== null && value < 1 ? { status: "error" } : null),
-};
 // Charts that a page of each kind has at least, for the skeleton.
 const USUAL = { service: 5, instance: 4, endpoint: 4, given: 4 };
 
@@ -29,20 +26,21 @@ export function entity({ page: name, query, argument, amend }) {
   const heading = h("h1", {}, " ");
   const trail = h("div", { class: "sub trail" });
   const tags = h("span");
+  const fired = h("button", { type: "button", class: "tag", hidden: true, onclick: () => alerts.element.scrollIntoView({ block: "nearest" }) });
   const links = h("nav", { class: "links", "aria-label": "More about this" });
   const range = controls((chosen) => amend((to) => write(to, chosen)), { withCompare: true });
-  const body = h("div", { class: "page" }, ...skeletons(USUAL[kind] ?? 4));
+  const body = h("div", { class: "page" }, tileShapes(USUAL[kind] ?? 4), chartShapes(USUAL[kind] ?? 4));
   const element = h(
     "div",
     { class: "page entity" },
-    h("div", { class: "head" }, h("div", { class: "title" }, trail, h("div", { class: "names" }, heading, tags)), links, h("span", { class: "push" }), range.element),
+    h("div", { class: "head" }, h("div", { class: "title" }, trail, h("div", { class: "names" }, heading, tags, fired)), links, h("span", { class: "push" }), range.element),
     body,
   );
   const groups = new Map();
   const lists = new Map();
   const alerts = alertsPanel("Alerts in this time range");
   const listing = h("div", { class: "lists" });
-  const statements = statementTable();
+  let statements = null; // once it is known of what
   const nothing = h("div", { class: "panel" }, h("p", { class: "empty" }, "No values in this time range. Choose a longer range, or wait for the next commit."));
   const zoom = (from, to) => amend((now) => write(now, zoomed(read(now), from, to)));
 
@@ -80,8 +78,18 @@ export function entity({ page: name, query, argument, amend }) {
     });
     setChildren(listing, shown);
     alerts.show(data.alerts, query);
-    if (data.statements) statements.show(data.statements, query);
-    setChildren(body, [alerts.element, ...(wanted.length ? wanted : [nothing]), ...(shown.length ? [listing] : []), ...(data.statements ? [statements.element] : [])]);
+    tellAlerts(data.alerts);
+    if (data.statements) (statements ??= statementTable(data.statements)).show(data.statements, query);
+    // Alerts come last, so that nothing moves when one fires; the head says that there are some.
+    setChildren(body, [...(wanted.length ? wanted : [nothing]), ...(shown.length ? [listing] : []), ...(data.statements ? [statements.element] : []), alerts.element]);
+  }
+
+  function tellAlerts(history) {
+    const fires = history.filter(({ ends_s: ended }) => ended === null);
+    const levels = fires.map(({ severity }) => levelOf(severity));
+    fired.hidden = !history.length;
+    setText(fired, fires.length ? `${countOf(fires.length, "alert")} firing` : `${countOf(history.length, "alert")} fired`);
+    fired.className = `tag ${levels.includes("bad") ? "is-bad" : fires.length ? "is-warn" : ""}`;
   }
 
   // Where the entity belongs, what it is, and where to look further.
@@ -94,7 +102,7 @@ export function entity({ page: name, query, argument, amend }) {
     trail.replaceChildren(all, ...anchors.flatMap((anchor, index) => [index && of.endsWith("_relation") ? " → " : " / ", anchor]));
     const extra = layers.filter((layer) => layer !== "GENERAL" && !layer.startsWith("VIRTUAL_"));
     tags.replaceChildren(...[role, ...extra].map((tag) => h("span", { class: "tag" }, tag)));
-    const filters = tracesOf(of, data.entity);
+    const filters = spansOf(data.entity);
     const metrics = data.groups[0]?.charts[0]?.metric;
     links.replaceChildren(
       ...(filters ? [h("a", { href: tracesAddress(filters, query), data: { link: "traces" } }, "Example traces")] : []),
@@ -111,16 +119,6 @@ export function entity({ page: name, query, argument, amend }) {
     show,
   };
   return page;
-}
-
-// The filters of the page of traces for an entity; null if spans do not name it.
-function tracesOf(kind, { name, ends, layers }) {
-  if (layers.some((layer) => layer.startsWith("VIRTUAL_"))) return null;
-  if (kind === "service") return { service: name };
-  if (kind === "endpoint") return { service: ends[0]?.name, endpoint: name };
-  if (kind === "instance") return { service: ends[0]?.name };
-  if (kind === "service_relation") return { service: ends[0]?.name };
-  return null;
 }
 
 // Tiles, charts and a table of values: of one group of metrics.
@@ -143,7 +141,7 @@ function groupOf({ key }, place, zoom) {
     known.value.className = level && level !== "good" ? `is-${level}` : "";
     setText(known.was, before ? `${plain(format(before.range[measure]))} ${before.name}` : "");
     const content = [figureText, h("small", {}, unit)];
-    const address = traces(EXAMPLES[measure]?.(described.range[measure] ?? null));
+    const address = traces(measure);
     const shown = address ? [h("a", { href: address, title: "Show example traces" }, ...content)] : content;
     known.value.replaceChildren(...shown, ...(before ? [known.was] : []));
     return known.element;
@@ -157,8 +155,12 @@ function groupOf({ key }, place, zoom) {
       heading.hidden = !titled;
       const before = data.before?.groups.find((group) => group.key === key);
       const earlierOf = before && { ...before, name: data.before.name };
-      const filters = tracesOf(data.entity.kind, data.entity);
-      const traces = (examples) => (examples && filters ? tracesAddress({ ...filters, ...examples }, query()) : null);
+      // The callee's time is the lower one of a relation's: spans of both sides are as long at least.
+      const p99s = data.entity.kind.endsWith("_relation") ? data.groups.map(({ range }) => range.p99).filter(Boolean) : [described.range.p99];
+      const traces = (measure) => {
+        const filters = examplesOf(data.entity, measure, measure === "p99" ? Math.min(...p99s) : described.range[measure]);
+        return filters && tracesAddress(filters, query());
+      };
       const present = TILES.filter(([measure]) => described.charts.some((chart) => chart.key === measure));
       row.hidden = !present.length;
       setChildren(row, present.map((settings) => tile(settings, described, earlierOf, traces)));
@@ -176,6 +178,7 @@ function groupOf({ key }, place, zoom) {
           marks: data.marks,
           href: exploreAddress(chart.metric, [data.entity.id], query()),
           metric: chart.metric,
+          traces: traces(chart.key),
         });
         return part.element;
       });
@@ -200,7 +203,7 @@ function valuesTable(place) {
   let table = null;
 
   function columns() {
-    const at = { key: "at", label: "From", header: true, make: (cell) => (row) => { setText(cell, `${moment(row.at)}${row.filling ? " (incomplete)" : ""}`); cell.title = utc(row.at); } };
+    const at = { key: "at", label: "From", header: true, make: (cell) => (row) => { setText(cell, bucketName(row.at, latest.data.incomplete)); cell.title = utc(row.at); } };
     return [
       at,
       ...latest.described.charts.flatMap((chart, c) =>
@@ -223,8 +226,7 @@ function valuesTable(place) {
       table = new DataTable({ caption: titled && place ? `Values over time: ${described.title}` : "Values over time", columns: columns(), key: (row) => row.at });
       scroll.replaceChildren(table.element);
     }
-    const { incomplete } = data;
-    table.update(data.times.map((at, i) => ({ at, filling: incomplete !== null && at >= incomplete, values: described.charts.map((chart) => chart.series.map((line) => line.values[i])) })).reverse());
+    table.update(data.times.map((at, i) => ({ at, values: described.charts.map((chart) => chart.series.map((line) => line.values[i])) })).reverse());
   }
 
   return {
@@ -245,19 +247,19 @@ function listOf({ key, title, label }, query) {
       key: "name",
       label,
       header: true,
-      value: (row) => row.entity.name,
-      make: link((row) => ({ text: row.entity.name, href: entityAddress(row.entity.kind, row.entity.id, query()) })),
+      value: (row) => row.name,
+      make: link((row) => ({ text: row.name, href: entityAddress(row.kind, row.id, query()) })),
     },
     number("cpm", "Calls/min", rate),
     ...(relations
       ? [
           ...bothSides("avg", "Average", formatOf("ms")),
           ...bothSides("success", "Success", percent, grade),
-          { key: "relation", label: "Relation", make: link((row) => ({ text: "Details", href: entityAddress(row.relation.kind, row.relation.id, query()), title: `The calls in detail: ${row.entity.name}` })) },
+          { key: "relation", label: "Relation", make: link((row) => ({ text: "Details", href: entityAddress(row.relation_kind, row.relation_id, query()), title: `The calls in detail: ${row.name}` })) },
         ]
       : [number("avg", "Average", formatOf("ms")), number("p99", "p99", formatOf("ms")), number("success", "Success", percent, grade)]),
   ];
-  const table = new DataTable({ caption: title, columns, key: (row) => row.relation?.id ?? row.entity.id, sort: { key: "cpm", order: "desc" } });
+  const table = new DataTable({ caption: title, columns, key: (row) => row.relation_id ?? row.id, sort: { key: "cpm", order: "desc" } });
   const part = listPanel(title, key, table);
   part.element.classList.toggle("wide", relations); // it has the values of both sides
   return part;
@@ -278,42 +280,43 @@ function listPanel(title, key, table) {
   };
 }
 
-function statementTable() {
+// The slow statements of a service or database, or the slow commands of a cache.
+function statementTable({ title, label }) {
   let query = new URLSearchParams();
   const table = new DataTable({
-    caption: "Slow statements",
+    caption: title,
     columns: [
-      { key: "statement", label: "Statement", header: true, className: "statement", make: text((row) => row.statement) },
+      { key: "statement", label, header: true, className: "statement", make: text((row) => row.statement) },
       {
         key: "database",
-        label: "Database",
-        value: (row) => row.database,
-        make: link((row) => ({ text: row.database ?? "–", href: row.database_id && entityAddress("service", row.database_id, query) })),
+        label: label === "Command" ? "Cache" : "Database",
+        value: (row) => row.database_name,
+        make: link((row) => ({ text: row.database_name ?? "–", href: row.database_id && entityAddress("service", row.database_id, query) })),
       },
       number("latency", "Slowest", ms),
-      { ...number("runs", "Runs", (n) => (n ? [count(n), ""] : null)), title: "Executions of statements of this form, slow or not" },
+      { ...number("runs", "Runs", (n) => (n ? [count(n), ""] : null)), title: `Executions of ${label.toLowerCase()}s of this form, slow or not` },
       { ...number("total_ms", "Total time", (n) => (n ? ms(n) : null)), title: "Total time of these executions" },
       {
         key: "time",
         label: "Time",
         numeric: true,
         className: "nowrap",
-        value: (row) => row.time,
+        value: (row) => row.time_us,
         make: (cell) => {
           const anchor = h("a");
           cell.append(anchor);
           return (row) => {
-            setText(anchor, moment(row.time, true));
+            setText(anchor, moment(row.time_us / 1e6, true));
             setAttribute(anchor, "href", row.trace_id ? traceAddress(row.trace_id) : null);
-            cell.title = `${utc(row.time)}, trace ${row.trace_id}`;
+            cell.title = `${utc(row.time_us / 1e6)}, trace ${row.trace_id}`;
           };
         },
       },
     ],
-    key: (row) => `${row.trace_id} ${row.time} ${row.statement}`,
+    key: (row) => `${row.trace_id} ${row.time_us} ${row.statement}`,
     sort: { key: "latency", order: "desc" },
   });
-  const shown = listPanel("Slow statements", "statements", table);
+  const shown = listPanel(title, "statements", table);
   return {
     element: shown.element,
     show(data, now) {

@@ -1,15 +1,20 @@
 // The explorer: any metric of the store, of any entities, as a chart, as a table and as a query.
 
+import { alertMarks } from "../alerts.js";
 import { get } from "../api.js";
 import { h, panel, setAttribute, setChildren, setText } from "../dom.js";
-import { count, countOf, formatOf, moment, utc } from "../format.js";
-import { compareName, controls, earlier, parameters, read, write, zoomed } from "../range.js";
+import { nameIn } from "../examples.js";
+import { bucketName, count, countOf, formatOf, isFilling, utc } from "../format.js";
+import { BUCKET_S, compareName, controls, earlier, parameters, read, write, zoomed } from "../range.js";
 import { entityAddress } from "../route.js";
+import { panelShape } from "../skeleton.js";
 import { DataTable, figure } from "../table.js";
 import { chartPanel } from "./chartpanel.js";
 
 const MOST_LINES = 8;
 const MOST_ENTITIES = 100;
+const MOST_ALERTS = 1000;
+const TABLE_ROWS = 100; // that `batchmill query` prints without a limit
 const RANKS = ["p50", "p75", "p90", "p95", "p99"];
 
 export function explore({ query, amend, run }) {
@@ -33,8 +38,7 @@ export function explore({ query, amend, run }) {
   const { element: list } = panel("Entities", { id: "explore-entities" }, table.element);
   list.firstChild.append(shown, h("span", { class: "push" }), search, labelField, clear);
   const none = h("div", { class: "panel" }, h("p", { class: "empty" }));
-  const waiting = h("div", { class: "skeleton panel tall", "aria-hidden": "true" });
-  const result = h("div", { class: "page" }, waiting);
+  const result = h("div", { class: "page" }, panelShape(460));
   const element = h(
     "div",
     { class: "page explore" },
@@ -69,6 +73,7 @@ export function explore({ query, amend, run }) {
   async function load(signal) {
     const range = read(query);
     metrics = (await get("metrics", {}, { signal })).metrics;
+    run.status ??= await get("status", {}, { signal }); // the command names the store
     const metric = metrics.find(({ name }) => name === query.get("metric")) ?? (query.has("metric") ? { name: query.get("metric") } : preferred(metrics));
     if (!metric) return { metric: null };
     const path = `metrics/${encodeURIComponent(metric.name)}/values`;
@@ -79,11 +84,16 @@ export function explore({ query, amend, run }) {
     const [all, own = all] = await Promise.all(requests);
     const before = earlier(range.compare, own);
     const drawn = drawnOf(own, chosen);
-    const was = before && (await get(path, { ...before, entity: drawn.map(({ entity }) => entity.id) }, { signal }).catch(ignoreMissing));
-    return { metric, all, own, drawn, chosen, before: was && { name: compareName(range.compare), ...was } };
+    const ids = drawn.map(({ entity_id: id }) => id);
+    const [was, { history }] = await Promise.all([
+      before && get(path, { ...before, entity: ids }, { signal }).catch(ignoreMissing),
+      get("alerts", { ...parameters(range), entity: ids.length === 1 ? ids : [], limit: MOST_ALERTS }, { signal }),
+    ]);
+    const fired = history.filter(({ entity_id: id }) => ids.includes(id));
+    return { metric, all, own, drawn, chosen, before: was && { name: compareName(range.compare), ...was }, marks: alertMarks(fired, ids.length > 1) };
   }
 
-  function show({ metric, all, own, drawn, chosen, before }) {
+  function show({ metric, all, own, drawn, chosen, before, marks }) {
     picker.show(metrics, metric?.name);
     if (!metric) {
       setText(none.firstChild, "The store has no metrics yet. They appear here after the first commit.");
@@ -91,7 +101,7 @@ export function explore({ query, amend, run }) {
       return;
     }
     page.title = metric.name;
-    setText(about, metric.definition);
+    setText(about, metric.definition && `${metric.name} = ${metric.definition};`);
     const labels = labelsOf(metric, own.series);
     const one = drawn.length === 1;
     const label = labels.includes(query.get("label")) ? query.get("label") : (labels.includes("p99") ? "p99" : labels[0]);
@@ -106,14 +116,16 @@ export function explore({ query, amend, run }) {
       before: before && { name: before.name, lines: linesOf(shape, before.series, one ? labels : [label]) },
       times: own.times,
       incomplete: own.incomplete,
+      marks,
     });
-    const ids = new Set(drawn.map(({ entity }) => entity.id));
-    const missing = own === all ? [] : own.series.filter(({ entity }) => !all.series.some((other) => other.entity.id === entity.id));
-    table.show(shape, [...missing, ...all.series], ids);
+    const ids = new Set(drawn.map(({ entity_id: id }) => id));
+    const missing = own === all ? [] : own.series.filter(({ entity_id: id }) => !all.series.some((other) => other.entity_id === id));
+    table.show(shape, [...missing, ...all.series], ids, own);
     const total = all.series.length + all.left_out;
     setText(shown, `${countOf(total, "entity", "entities")}${all.left_out ? `, the largest ${count(all.series.length)} are listed` : ""}; ${chosen.length ? `${count(drawn.length)} chosen` : `the largest ${count(drawn.length)} are drawn`}`);
-    values.show(shape, lines, own.times);
-    copies.show(metric, drawn, chosen.length > 0, read(query), run.status?.store.url);
+    values.show(shape, lines, own);
+    const everything = !chosen.length && !query.get("search") && drawn.length === total;
+    copies.show(metric, drawn, { chosen: chosen.length > 0, all: everything }, own, run.status?.store.url);
     setText(none.firstChild, query.get("search") ? `No entity with “${query.get("search")}” in its name has values of ${metric.name} in this time range.` : `No values of ${metric.name} in this time range. Choose a longer range.`);
     setChildren(result, [...(lines.length ? [chart.element] : [none]), list, ...(lines.length ? [values.element] : []), copies.element]);
   }
@@ -148,7 +160,7 @@ const ignoreMissing = (error) => {
 
 const preferred = (metrics) => metrics.find(({ name }) => name === "service_cpm") ?? metrics.find(({ active }) => active) ?? metrics[0];
 
-const drawnOf = ({ series }, chosen) => (chosen.length ? series.filter(({ entity }) => chosen.includes(entity.id) || chosen.includes(entity.name)) : series).slice(0, MOST_LINES);
+const drawnOf = ({ series }, chosen) => (chosen.length ? series.filter((line) => chosen.includes(line.entity_id) || chosen.includes(line.entity_name)) : series).slice(0, MOST_LINES);
 
 // The percentiles have labels such as {p=99}, or the number of their rank.
 function labelText(metric, label) {
@@ -184,10 +196,9 @@ function numberOf({ metric, label }, value) {
 }
 
 function linesOf(shape, series, labels) {
-  return series.flatMap(({ entity, values }) =>
+  return series.flatMap(({ entity_name: name, values }) =>
     labels.map((label) => ({
-      label: labels.length > 1 ? label : entity.name,
-      entity,
+      label: labels.length > 1 ? label : name,
       values: values.map((value) => numberOf({ ...shape, label }, value)),
     })),
   );
@@ -253,9 +264,9 @@ function entityTable(query, choose) {
           const box = h("input", { type: "checkbox", onchange: () => choose(box.dataset.id, box.checked, drawn) });
           cell.append(box);
           return (row) => {
-            box.dataset.id = row.entity.id;
-            box.checked = drawn.has(row.entity.id);
-            setAttribute(box, "aria-label", `Draw ${row.entity.name}`);
+            box.dataset.id = row.entity_id;
+            box.checked = drawn.has(row.entity_id);
+            setAttribute(box, "aria-label", `Draw ${row.entity_name}`);
           };
         },
       },
@@ -263,15 +274,15 @@ function entityTable(query, choose) {
         key: "name",
         label: "Entity",
         header: true,
-        value: (row) => row.entity.name,
+        value: (row) => row.entity_name,
         make(cell) {
           const anchor = h("a");
           const id = h("span", { class: "ends" });
           cell.append(anchor, id);
           return (row) => {
-            setText(anchor, row.entity.name);
+            setText(anchor, row.entity_name);
             setText(id, row.caller ? `from ${row.caller}` : "");
-            setAttribute(anchor, "href", entityAddress(row.entity.kind, row.entity.id, query()));
+            setAttribute(anchor, "href", entityAddress(row.entity_kind, row.entity_id, query()));
           };
         },
       },
@@ -280,18 +291,21 @@ function entityTable(query, choose) {
       column("least", "Least"),
       column("most", "Most"),
     ],
-    key: (row) => row.entity.id,
+    key: (row) => row.entity_id,
     sort: { key: "over", order: "desc" },
   });
   return {
     element: h("div", { class: "scroll limited", tabindex: "0", role: "region", "aria-label": "Entities" }, table.element),
-    show(now, series, ids) {
+    show(now, series, ids, { times, incomplete }) {
       shape = now;
       drawn = ids;
       table.update(
-        series.map(({ entity, over, values }) => {
-          const numbers = values.map((value) => numberOf(shape, value)).filter((n) => n !== null);
-          return { entity, caller: callerOf(entity), over: numberOf(shape, over), last: numbers.at(-1) ?? null, least: least(numbers), most: most(numbers) };
+        series.map(({ over, values, ...entity }) => {
+          // The bucket that is filling has too little, but where it is all there is.
+          const known = values.map((value, i) => ({ n: numberOf(shape, value), filling: isFilling(times[i], incomplete) })).filter(({ n }) => n !== null);
+          const complete = known.filter(({ filling }) => !filling);
+          const numbers = (complete.length ? complete : known).map(({ n }) => n);
+          return { ...entity, caller: callerOf(entity), over: numberOf(shape, over), last: numbers.at(-1) ?? null, least: least(numbers), most: most(numbers) };
         }),
       );
     },
@@ -302,15 +316,7 @@ const least = (numbers) => (numbers.length ? numbers.reduce((a, b) => Math.min(a
 const most = (numbers) => (numbers.length ? numbers.reduce((a, b) => Math.max(a, b)) : null);
 
 // A relation has the name of its callee; its id names the caller as well.
-function callerOf({ kind, id }) {
-  if (!kind.endsWith("_relation")) return "";
-  try {
-    const bytes = Uint8Array.from(atob(id.split(/[.]/)[0]), (char) => char.charCodeAt(0));
-    return new TextDecoder().decode(bytes);
-  } catch {
-    return "";
-  }
-}
+const callerOf = ({ entity_kind: kind, entity_id: id }) => (kind.endsWith("_relation") ? nameIn(id) : "");
 
 function valuesTable() {
   const scroll = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Values over time" });
@@ -319,10 +325,10 @@ function valuesTable() {
 
   function draw() {
     if (!element.open || !latest) return;
-    const { shape, lines, times } = latest;
+    const { shape, lines, data: { times, incomplete } } = latest;
     const form = formatOf(shape.metric.unit, shape.metric.least);
     const columns = [
-      { key: "at", label: "From", header: true, make: (cell) => (row) => { setText(cell, moment(row.at)); cell.title = utc(row.at); } },
+      { key: "at", label: "From", header: true, make: (cell) => (row) => { setText(cell, bucketName(row.at, incomplete)); cell.title = utc(row.at); } },
       ...lines.map((line, index) => ({ key: index, label: line.label || shape.metric.name, numeric: true, make: figure((row) => form(row.values[index])) })),
     ];
     const table = new DataTable({ caption: "Values over time", columns, key: (row) => row.at });
@@ -332,8 +338,8 @@ function valuesTable() {
 
   return {
     element,
-    show(shape, lines, times) {
-      latest = { shape, lines, times };
+    show(shape, lines, data) {
+      latest = { shape, lines, data };
       draw();
     },
   };
@@ -351,34 +357,39 @@ function copyPanel() {
   const { element } = panel("Use it elsewhere", { id: "explore-copy", sub: "PromQL: with this server as the data source" }, h("div", { class: "body copies" }, promql.element, command.element));
   return {
     element,
-    show(metric, drawn, chosen, range, store) {
-      const entities = chosen ? drawn.map(({ entity }) => entity) : [];
+    show(metric, drawn, { chosen, all }, data, store) {
+      const ids = drawn.map(({ entity_id: id }) => id);
       promql.element.hidden = !metric.series;
-      setText(promql.code, metric.series ? selector(metric.series, entities) : "");
-      setText(command.code, commands(metric.name, entities, range, store).join("\n"));
+      setText(promql.code, metric.series ? selector(metric.series, chosen ? ids : []) : "");
+      setText(command.code, commands(metric.name, all ? [] : ids, ids.length, data, store).join("\n"));
     },
   };
 }
 
 const quoted = (text) => `"${text.replace(/[\\"]/g, "\\$&").replace(/\n/g, "\\n")}"`;
 
-export function selector(series, entities) {
-  if (!entities.length) return series;
-  if (entities.length === 1) return `${series}{entity=${quoted(entities[0].id)}}`;
-  const any = entities.map(({ id }) => id.replace(/[\\^$.|?*+()[\]{}]/g, "\\$&")).join("|");
-  return `${series}{entity=~${quoted(any)}}`;
+export function selector(series, ids) {
+  if (!ids.length) return series;
+  if (ids.length === 1) return `${series}{entity_id=${quoted(ids[0])}}`;
+  const any = ids.map((id) => id.replace(/[\\^$.|?*+()[\]{}]/g, "\\$&")).join("|");
+  return `${series}{entity_id=~${quoted(any)}}`;
 }
 
 const word = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replace(/'/g, `'\\''`)}'`);
 
-export function commands(metric, entities, { from, to, grain }, store) {
-  const time = (at) => (typeof at === "number" ? `${new Date(at * 1000).toISOString().slice(0, 16)}Z` : at.replace(/^now/, "").replace(/(\d+)w$/, (_all, weeks) => `${Number(weeks) * 7}d`).replace(/(\d+)s$/, (_all, s) => `${Math.max(1, Math.ceil(Number(s) / 60))}m`));
+// They print what is drawn: ids of entities, or none for all of them. Times are absolute, because the
+// -1h of a command goes back from the newest minute. Of steps of 5 and 10 minutes, which are not
+// stored, they print the minutes.
+export function commands(metric, ids, series, { times, grain }, store) {
   const length = { hour: "hour", day: "day" }[grain] ?? "minute";
-  const options = [`--grain ${length}`, ...(time(from) ? [`--from ${time(from)}`] : []), ...(time(to) ? [`--to ${time(to)}`] : [])];
-  const begin = `batchmill query ${word(metric)}`;
-  const end = `${options.join(" ")} --store ${word(store ?? "STORE")}`;
-  if (!entities.length) return [`${begin} ${end}`];
-  return entities.map(({ id }) => `${begin} --entity ${word(id)} ${end}`);
+  const last = times.at(-1) + BUCKET_S[grain] - BUCKET_S[length];
+  const [from, to] = [times[0], last].map((at) => `${new Date(at * 1000).toISOString().slice(0, 16)}Z`);
+  const rows = ((last - times[0]) / BUCKET_S[length] + 1) * (ids.length ? 1 : series);
+  const limit = rows > TABLE_ROWS ? ` --limit ${rows}` : "";
+  const options = `--grain ${length} --from ${from} --to ${to}${limit} --store ${word(store ?? "STORE")}`;
+  const query = `batchmill query ${word(metric)}`;
+  if (!ids.length) return [`${query} ${options}`];
+  return ids.map((id) => `${query} --entity=${word(id)} ${options}`); // "=": an id may begin with a dash
 }
 
 async function copy(text, button) {

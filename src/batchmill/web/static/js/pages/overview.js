@@ -1,10 +1,11 @@
-// All services: five measures each, with sparklines over the range.
+// All services: five measures each, with sparklines over the range; beside those of an earlier time.
 
 import { get } from "../api.js";
 import { h, quantity, setChildren, setText } from "../dom.js";
 import { ago, apdex, averageMs, count, countOf, grade, moment, percent, plain, rankMs, rate, seconds, utc } from "../format.js";
-import { controls, parameters, read, write } from "../range.js";
+import { compareName, controls, parameters, read, write } from "../range.js";
 import { serviceAddress } from "../route.js";
+import { panelShape, tileShapes } from "../skeleton.js";
 import { sparkline } from "../spark.js";
 import { DataTable } from "../table.js";
 import { noData } from "./states.js";
@@ -25,7 +26,7 @@ export function overview({ query, amend, run }) {
   let typing = null;
   let filling = -1; // the index of the first bucket that is incomplete
 
-  const range = controls((chosen) => amend((to) => write(to, chosen)));
+  const range = controls((chosen) => amend((to) => write(to, chosen)), { withCompare: true });
   const search = h("input", { type: "search", placeholder: "Search services", "aria-label": "Search services", spellcheck: "false", oninput: typed });
   const table = new DataTable({ caption: "Services", className: "services", columns: columns(), key: (row) => row.id, sort, onSort: sorted });
   const shown = h("span", { class: "shown", role: "status" });
@@ -35,7 +36,7 @@ export function overview({ query, amend, run }) {
   const list = h("section", { class: "panel", "aria-label": "Services" }, table.element, moreRow);
   const tiles = tilesOf();
   const empty = h("div", { class: "panel", hidden: true }, h("p", { class: "empty" }));
-  const body = h("div", { class: "page" }, tiles.element, list, empty);
+  const body = h("div", { class: "page" }, tileShapes(4, true), panelShape(460));
   const element = h(
     "div",
     { class: "page" },
@@ -107,16 +108,21 @@ export function overview({ query, amend, run }) {
     element,
     reads,
     destroy: () => clearTimeout(typing),
-    load: (signal) =>
-      get(
+    async load(signal) {
+      const range = read(query);
+      const { before, ...data } = await get(
         "services",
-        { ...parameters(read(query)), search: query.get("search"), sort: sort.key, order: sort.order, limit: Math.min(500, limit) },
+        { ...parameters(range), compare: range.compare, search: query.get("search"), sort: sort.key, order: sort.order, limit: Math.min(500, limit) },
         { signal },
-      ),
+      );
+      return { ...data, before: before && { name: compareName(range.compare), ...before } };
+    },
     show(data) {
-      const rows = data.services;
+      const { before } = data;
+      const then = new Map(before?.services.map((row) => [row.id, row]));
+      const rows = data.services.map((row) => ({ ...row, before: before && { ...then.get(row.id), name: before.name } }));
       const nothing = data.total === 0 && !query.get("search");
-      if (nothing && run.commit?.newest_minute === null) {
+      if (nothing && run.commit?.newest_minute_s === null) {
         setChildren(body, [noData(run)]);
         return;
       }
@@ -125,7 +131,7 @@ export function overview({ query, amend, run }) {
       table.update(rows);
       list.hidden = rows.length === 0;
       empty.hidden = rows.length > 0;
-      const newest = run.commit?.newest_minute;
+      const newest = run.commit?.newest_minute_s;
       setText(
         empty.firstChild,
         query.get("search")
@@ -137,7 +143,7 @@ export function overview({ query, amend, run }) {
       more.hidden = limit >= 500;
       setText(left, limit >= 500 ? `${count(hidden)} more not shown: search by name.` : `${count(hidden)} more`);
       setText(shown, countOf(data.total, "service"));
-      tiles.data(data);
+      tiles.data(data, query);
       tiles.run(run);
     },
     pipeline: () => tiles.run(run),
@@ -147,8 +153,9 @@ export function overview({ query, amend, run }) {
 function measureCell({ key, label, format, low, high, grade: of }, filling) {
   return (cell) => {
     const value = h("span", { class: "value" });
+    const was = h("span", { class: "earlier", hidden: true });
     const line = sparkline();
-    cell.append(h("span", { class: "head-label", "aria-hidden": "true" }, label), h("span", { class: "measure" }, line.element, value));
+    cell.append(h("span", { class: "head-label", "aria-hidden": "true" }, label), h("span", { class: "measure" }, line.element, value), was);
     let last;
     return (row) => {
       const number = row.range[key];
@@ -158,7 +165,9 @@ function measureCell({ key, label, format, low, high, grade: of }, filling) {
         const level = of?.(number);
         value.className = level && level !== "good" ? `value is-${level}` : "value";
       }
-      line.update(row.series[key] ?? [], low, high, filling());
+      was.hidden = !row.before;
+      if (row.before) setText(was, `${plain(format(row.before.range?.[key] ?? null))} ${row.before.name}`);
+      line.update(row.series[key] ?? [], low, high, filling(), row.before?.series?.[key]);
     };
   };
 }
@@ -174,30 +183,35 @@ function tilesOf() {
   const worst = make("Lowest success rate");
   const health = make("Run");
   const newest = make("Newest data");
-  const element = h("dl", { class: "tiles" }, load.element, worst.element, newest.element);
+  const element = h("dl", { class: "tiles" }, load.element, worst.element, newest.element, health.element);
+  const why = (text) => h("span", { class: "why" }, text);
   const set = (tile, ...content) => tile.value.replaceChildren(...content);
   return {
     element,
-    data({ all, lowest }) {
-      load.element.hidden = all.cpm === null;
-      set(load, plain(rate(all.cpm)), h("small", {}, " per min"), h("span", { class: "why" }, `${plain(percent(all.success))} succeed`));
-      worst.element.hidden = lowest === null;
-      if (lowest) {
-        set(worst, h("span", { class: `is-${grade(lowest.success)}` }, plain(percent(lowest.success))), h("span", { class: "why" }, lowest.success < 1 ? lowest.name : "no call failed"));
+    data({ all, lowest, before }, query) {
+      const was = (text) => (before ? [why(`${text} ${before.name}`)] : []);
+      const among = ({ busiest }) => (busiest === null ? [] : [why(`of the ${count(busiest)} busiest services`)]);
+      const wasCalls = was(plain(rate(before?.all.cpm ?? null)));
+      const wasLowest = was(plain(percent(before?.lowest?.success ?? null)));
+      if (all.cpm === null) set(load, "–", why("none"), ...wasCalls);
+      else set(load, plain(rate(all.cpm)), h("small", {}, " per min"), why(`${plain(percent(all.success))} succeed`), ...among(all), ...wasCalls);
+      if (lowest === null) set(worst, "–", why("no calls"), ...wasLowest);
+      else {
+        set(worst, h("span", { class: `is-${grade(lowest.success)}` }, plain(percent(lowest.success))), why(lowest.success < 1 ? h("a", { href: serviceAddress(lowest.id, query) }, lowest.name) : "no call failed"), ...among(lowest), ...wasLowest);
       }
     },
     run({ pipeline: state, commit }) {
-      if (state) {
-        if (health.element.parentNode !== element) element.append(health.element);
+      if (!state) set(health, "–", why("no status of a run"));
+      else {
         const level = { healthy: "good", degraded: "warn", down: "bad" }[state.health] ?? "";
         const name = (state.health ?? "unknown").replace(/^./, (first) => first.toUpperCase());
-        set(health, h("span", { class: `is-${level}` }, name), h("span", { class: "why" }, `lag ${plain(seconds(state.lag_s))}`));
+        set(health, h("span", { class: `is-${level}` }, name), why(`lag ${plain(seconds(state.lag_s))}`));
       }
-      const minute = commit?.newest_minute;
-      if (!minute) set(newest, commit ? "None yet" : "–");
+      const minute = commit?.newest_minute_s;
+      if (!minute) set(newest, commit ? "None yet" : "–", why("\u00a0"));
       else {
         const at = commit.committed_at;
-        set(newest, h("time", { datetime: new Date(minute * 1000).toISOString(), title: utc(minute) }, moment(minute)), h("span", { class: "why" }, at ? `committed ${ago(Date.now() / 1000 - at)}` : ""));
+        set(newest, h("time", { datetime: new Date(minute * 1000).toISOString(), title: utc(minute) }, moment(minute)), why(at ? `committed ${ago(Date.now() / 1000 - at)}` : ""));
       }
     },
   };

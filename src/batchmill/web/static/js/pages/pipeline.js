@@ -8,6 +8,8 @@ import { batches } from "../pipeline/batches.js";
 import { queues } from "../pipeline/queues.js";
 import { stages } from "../pipeline/stages.js";
 import { thresholds } from "../pipeline/thresholds.js";
+import { serviceAddress } from "../route.js";
+import { panelShape, stageShapes } from "../skeleton.js";
 import { DataTable, figure, number, text } from "../table.js";
 
 const GRADES = { healthy: "good", degraded: "warn", down: "bad" };
@@ -28,32 +30,38 @@ export function pipeline({ run }) {
   const throughput = panel("Spans per second", { id: "flow", sub: "last three minutes, since this page was opened" }, h("div", { class: "body" }, chart.element));
   const parts = [flow, queues(), thresholds(), batches(), drops(), requests(), processes(), exporters(), overflow()];
   const [, ofQueues, ofThresholds, ofBatches, ofDrops, ofRequests, ofProcesses, ofExporters, ofOverflow] = parts.map((part) => part.element);
+  const body = h("div", { class: "page" }, panelShape(40), stageShapes(6), panelShape(270), panelShape(360));
   const element = h(
     "div",
     { class: "page pipeline" },
     h("div", { class: "head" }, h("h1", {}, "Pipeline"), verdict, asOf),
+    body,
+  );
+  const shown = [
     reasons,
     flow.element,
-    ofOverflow,
     h("div", { class: "pair" }, ofBatches, throughput.element),
     h("div", { class: "pair" }, h("div", { class: "page" }, ofQueues, ofRequests), h("div", { class: "page" }, ofThresholds, ofDrops)),
     ofProcesses,
     ofExporters,
-  );
+    ofOverflow,
+  ];
 
   function show(state) {
+    setChildren(body, shown);
     rates.record(state);
     setText(verdict, state.health);
     setAttribute(verdict, "data-grade", GRADES[state.health] ?? "bad");
     setText(asOf, `as of ${moment(state.at, true)}`);
     setAttribute(asOf, "title", `${utc(state.at)}; ${state.home ?? ""}`);
-    setChildren(reasons, (state.reasons ?? []).map((reason, index) => {
+    const known = state.reasons ?? [];
+    reasons.classList.toggle("quiet", !known.length);
+    setChildren(reasons, (known.length ? known : ["Nothing is wrong."]).map((reason, index) => {
       const line = reasons.children[index] ?? h("li");
       if (line.dataset.of !== reason) line.replaceChildren(...withCode(reason));
       line.dataset.of = reason;
       return line;
     }));
-    reasons.hidden = !(state.reasons ?? []).length;
     for (const part of parts) part.show(state, rates);
     const [times, series] = rates.lines({ received: 5, counted: 30 });
     if (times.length > 1) chart.update(times, series);
@@ -107,13 +115,23 @@ function drops() {
   };
 }
 
+// The services in words such as "endpoints of shop" lead to their pages.
+const PARENTS = [/^((?:instances|endpoints) of )(.+)$/, /^(calls between (?:instances|endpoints), from )(.+?)( to )(.+)$/, /^(calls (?:from|to) )(.+)$/];
+
+const parent = (cell) => (row) => {
+  if (cell.dataset.of === row.parent) return;
+  cell.dataset.of = row.parent;
+  const [, ...parts] = PARENTS.map((words) => words.exec(row.parent)).find(Boolean) ?? ["", row.parent];
+  cell.replaceChildren(...parts.map((part, index) => (index % 2 ? h("a", { href: serviceAddress(part, new URLSearchParams()) }, part) : part)));
+};
+
 // Whose names were too many in the last hour; hidden while there are none.
 function overflow() {
   const list = listed(
     "Too many new names",
     "overflow",
     [
-      { key: "parent", label: "Of what", header: true, make: text((row) => row.parent) },
+      { key: "parent", label: "Of what", header: true, make: parent },
       { key: "source", label: "Event type", make: text((row) => row.source) },
       whole("names", "New names"),
       whole("rows", "Rows under overflow"),
@@ -122,7 +140,7 @@ function overflow() {
     (row) => `${row.source} ${row.parent}`,
     "None.",
   );
-  setText(list.note, "last hour; beyond the limit (max_new_entities), they are counted as one entity named overflow");
+  setText(list.note, "last hour; beyond the limits (max_new_entities, max_entities), they are counted as one entity named overflow");
   return {
     element: list.element,
     show({ pipeline = {} }) {

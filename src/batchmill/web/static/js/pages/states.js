@@ -27,11 +27,13 @@ export function tokenForm(wrong, on) {
   );
 }
 
-export function failure(error, route, retry) {
+// waits: whether the page goes on looking for what was not found; undefined: that is not coming.
+export function failure(error, route, retry, waits) {
   const titles = { 0: "The server does not respond", 400: "Invalid request", 404: "Not found", 503: "Temporarily unavailable" };
   const title = titles[error.status] ?? "Error";
   const hints = {
     0: "It may be starting, or it was stopped. This page retries automatically.",
+    404: { true: "This page looks for it again automatically.", false: "This page no longer looks for it." }[waits],
     503: "This page retries automatically.",
   };
   return h(

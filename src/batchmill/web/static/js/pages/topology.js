@@ -2,11 +2,13 @@
 
 import { get } from "../api.js";
 import { h, panel, setAttribute, setChildren, setText, svg } from "../dom.js";
+import { nameIn } from "../examples.js";
 import { averageMs, count, countOf, grade, percent, plain, rankMs, rate } from "../format.js";
 import { view } from "../grouping.js";
 import { BOX, layered } from "../layout.js";
 import { controls, parameters, read, write } from "../range.js";
 import { format, kept, relationAddress, serviceAddress } from "../route.js";
+import { panelShape } from "../skeleton.js";
 import { bothSides, DataTable, link, number } from "../table.js";
 import { noData } from "./states.js";
 
@@ -21,7 +23,7 @@ export function topology({ query, amend, run }) {
   const shown = h("span", { class: "shown", role: "status" });
   const search = h("input", { type: "search", placeholder: "Search services", "aria-label": "Search services", spellcheck: "false", oninput: typed });
   const back = h("a", { class: "back-to-all", hidden: true }, "Show all services");
-  const body = h("div", { class: "page" }, h("div", { class: "skeleton panel tall", "aria-hidden": "true" }));
+  const body = h("div", { class: "page" }, panelShape(460));
   const element = h(
     "div",
     { class: "page" },
@@ -58,11 +60,18 @@ export function topology({ query, amend, run }) {
     const part = view(data, { focus: query.get("focus") ?? "", search: query.get("search") ?? "", open: query.get("group") ?? "" });
     const ids = new Set(part.nodes.map(({ id }) => id));
     setChildren(body, part.nodes.length ? [map.element, table.element] : [none]);
-    setText(none.firstChild, `No service with “${query.get("search")}” in its name in this time range.`);
+    setText(none.firstChild, missing());
     if (!part.nodes.length) return;
     map.show(part, data.nodes.length);
     // The table has the relations of services, also where the map has groups.
     table.show(data, part.groups ? data.edges : data.edges.filter(({ from, to }) => ids.has(from) && ids.has(to)));
+  }
+
+  // Why nothing is shown, although there are services.
+  function missing() {
+    const [focus, search, group] = ["focus", "search", "group"].map((name) => query.get(name));
+    if (focus) return `No calls of “${nameIn(focus) || focus}” in this time range.`;
+    return search ? `No service with “${search}” in its name in this time range.` : `No service of the group “${group}” in this time range.`;
   }
 
   return {
@@ -83,7 +92,7 @@ export function topology({ query, amend, run }) {
       setText(shown, data.nodes.length ? `${countOf(data.nodes.length, "service")}, ${countOf(data.edges.length, "relation")}${more ? `; ${countOf(left.nodes ?? 0, "service")} and ${countOf(left.edges ?? 0, "relation")} with fewer calls not shown` : ""}` : "");
       latest = data.nodes.length ? data : null;
       if (latest) draw(data);
-      else setChildren(body, [run.commit?.newest_minute === null ? noData(run) : nothing]);
+      else setChildren(body, [run.commit?.newest_minute_s === null ? noData(run) : nothing]);
     },
   };
 }
@@ -239,8 +248,9 @@ function nodePart({ id }, pick) {
       for (const level of ["good", "warn", "bad"]) anchor.classList.toggle(level, grade(node.success) === level);
       setText(name, node.name.length > 17 ? `${node.name.slice(0, 16)}…` : node.name);
       if (node.members) {
-        setText(figures, `${countOf(node.members, "service")} · ${plain(rate(node.cpm))}/min`);
-        setText(title, `${countOf(node.members, "service")} called ${node.name}…: open the group`);
+        const some = countOf(node.members, "service");
+        setText(figures, node.cpm === null ? some : `${some} · ${plain(rate(node.cpm))}/min`);
+        setText(title, open ? `${some} called ${node.name}…: open the group` : `${some} with fewer calls: search for one`);
         return;
       }
       setText(figures, node.cpm === null ? "no own metrics" : `${plain(rate(node.cpm))}/min · ${plain(averageMs(node.avg))}`);

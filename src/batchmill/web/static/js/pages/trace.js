@@ -1,13 +1,19 @@
 // One trace as a waterfall. Only the rows in view are in the document: a trace may have 10,000.
 
 import { get } from "../api.js";
-import { h, setAttribute, setText } from "../dom.js";
+import { h, setAttribute, setChildren, setText } from "../dom.js";
+import { endpointId, instanceId, serviceId } from "../examples.js";
 import { count, moment, ms, plain, utc } from "../format.js";
-import { format } from "../route.js";
+import { entityAddress, format } from "../route.js";
+import { panelShape } from "../skeleton.js";
 
 const COLOURS = 8;
+const AROUND_S = 1800;
+const SERVED = ["SERVER", "CONSUMER"]; // of these kinds are calls of endpoints
 const DETAIL_PX = 220; // until an open row was measured
 const MARGIN_PX = 400; // rows above and below the view
+const COMING_MS = 120_000; // so long a trace that is not there is looked for
+const GROWING_MS = 600_000; // and so long one that does not change any more
 const narrow = matchMedia("(max-width: 760px)");
 const rowHeight = () => (narrow.matches ? 46 : 28);
 const took = (us) => plain(ms(us / 1000));
@@ -17,15 +23,19 @@ export function trace({ argument }) {
   const facts = h("dl", { class: "facts" });
   const view = waterfall();
   const back = h("a", { href: format({ page: "traces" }) }, "Traces");
-  const element = h("div", { class: "page trace" }, h("div", { class: "head" }, h("div", {}, h("div", { class: "sub" }, back), heading)), facts, view.element);
+  const body = h("div", { class: "page" }, panelShape(42), panelShape(460));
+  const element = h("div", { class: "page trace" }, h("div", { class: "head" }, h("div", {}, h("div", { class: "sub" }, back), heading)), body);
   let shown = "";
+  let since = Date.now(); // when it was opened, or last changed
 
   const page = {
     title: argument,
     element,
     destroy: view.destroy,
+    waits: () => Date.now() - since < (shown ? GROWING_MS : COMING_MS),
     load: (signal) => get(`traces/${encodeURIComponent(argument)}`, {}, { signal }),
     show(data) {
+      setChildren(body, [facts, view.element]);
       const root = data.spans[0];
       page.title = `${root.service} ${root.name}`;
       heading.replaceChildren(h("b", {}, root.service), ` ${root.name}`);
@@ -42,11 +52,14 @@ export function trace({ argument }) {
         ["Errors", h("span", { class: errors ? "is-bad" : "" }, count(errors))],
       ];
       if (data.missing) list.push(["Parents not kept", h("span", { class: "is-warn", title: "Spans name these parents, but they have not arrived, or were dropped" }, count(data.missing))]);
+      if (data.spans_left_out) list.push(["Spans not shown", h("span", { class: "is-warn", title: "A trace is read up to a number of spans; the others are kept, but not shown" }, count(data.spans_left_out))]);
       facts.replaceChildren(...list.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
       // A trace grows while its spans arrive; the same one is not drawn again.
       const now = `${data.trace_id} ${data.spans.length}`;
-      if (now !== shown) view.show(data);
+      if (now === shown) return;
+      view.show(data);
       shown = now;
+      since = Date.now();
     },
   };
   return page;
@@ -75,6 +88,7 @@ function waterfall() {
   );
 
   let data = null;
+  let rowPx = rowHeight(); // of the rows that are laid out
   let rows = []; // indices of spans that no collapsed one hides
   let tops = [];
   let ends = []; // of each span, the index after its last descendant
@@ -85,12 +99,13 @@ function waterfall() {
   let matched = null;
   let focused = 0;
 
-  const resized = new ResizeObserver(() => { layout(); });
+  const resized = new ResizeObserver(() => { relayout(); });
   resized.observe(scroller);
 
   function show(from) {
-    const first = data === null;
+    const before = data?.spans ?? [];
     data = from;
+    follow(before);
     colours = new Map(Object.keys(data.services).map((name, index) => [name, `var(--phase-${(index % COLOURS) + 1})`]));
     ends = data.spans.map(() => data.spans.length);
     const stack = [];
@@ -106,22 +121,47 @@ function waterfall() {
     }));
     for (const row of drawn.values()) row.remove();
     drawn.clear();
-    if (first) focused = 0;
-    find();
     layout();
+    find({ goes: false });
+  }
+
+  // What is folded, open and focused stays so, though spans that came since have moved the others.
+  function follow(before) {
+    const places = new Map(data.spans.map((span, index) => [span.span_id, index]));
+    const place = (index) => places.get(before[index]?.span_id);
+    const moved = (entries) => entries.map(([index, value]) => [place(index), value]).filter(([index]) => index !== undefined);
+    const [folded, opened] = [moved([...collapsed].map((index) => [index, true])), moved([...open])];
+    collapsed.clear();
+    open.clear();
+    for (const [index] of folded) collapsed.add(index);
+    for (const [index, height] of opened) open.set(index, height);
+    focused = place(focused) ?? 0;
   }
 
   function layout() {
     if (!data) return;
+    rowPx = rowHeight();
     rows = [];
     for (let index = 0; index < data.spans.length; index = collapsed.has(index) ? ends[index] : index + 1) rows.push(index);
     let top = 0;
     tops = rows.map((index) => {
       const mine = top;
-      top += rowHeight() + (open.get(index) ?? 0);
+      top += rowPx + (open.get(index) ?? 0);
       return mine;
     });
     inner.style.height = `${top}px`;
+    draw();
+  }
+
+  // On a screen of another width rows have another height: what is in view stays there.
+  function relayout() {
+    if (!data || rowPx === rowHeight()) return layout();
+    const place = rowAt(scroller.scrollTop);
+    const past = scroller.scrollTop - tops[place];
+    for (const row of drawn.values()) row.remove(); // they are indented for the former width
+    drawn.clear();
+    layout();
+    scroller.scrollTop = tops[place] + past;
     draw();
   }
 
@@ -130,7 +170,7 @@ function waterfall() {
     let [low, high] = [0, rows.length];
     while (low < high) {
       const middle = (low + high) >> 1;
-      if (tops[middle] + rowHeight() + (open.get(rows[middle]) ?? 0) > y) high = middle;
+      if (tops[middle] + rowPx + (open.get(rows[middle]) ?? 0) > y) high = middle;
       else low = middle + 1;
     }
     return low;
@@ -175,22 +215,22 @@ function waterfall() {
     const span = data.spans[index];
     const total = Math.max(1, data.duration_us);
     const bar = h("span", { class: "bar" });
-    bar.style.left = `${(100 * span.start) / total}%`;
-    bar.style.width = `max(2px, ${(100 * span.duration) / total}%)`;
+    bar.style.left = `${(100 * (span.start_us - data.start_us)) / total}%`;
+    bar.style.width = `max(2px, ${(100 * span.duration_us) / total}%)`;
     for (const [start, end] of span.critical) {
       const part = h("i", { class: "critical" });
-      part.style.left = `${(100 * (start - span.start)) / Math.max(1, span.duration)}%`;
-      part.style.width = `max(1px, ${(100 * (end - start)) / Math.max(1, span.duration)}%)`;
+      part.style.left = `${(100 * (start - span.start_us)) / Math.max(1, span.duration_us)}%`;
+      part.style.width = `max(1px, ${(100 * (end - start)) / Math.max(1, span.duration_us)}%)`;
       bar.append(part);
     }
     for (const event of span.events) {
-      if (event.at === null) continue;
+      if (event.time === null) continue;
       const point = h("i", { class: "event" });
-      point.style.left = `${(100 * (event.at - span.start)) / Math.max(1, span.duration)}%`;
+      point.style.left = `${(100 * (event.time - span.start_us)) / Math.max(1, span.duration_us)}%`;
       bar.append(point);
     }
-    const label = h("span", { class: "took" }, took(span.duration));
-    const [before, after] = [span.start / total, 1 - (span.start + span.duration) / total];
+    const label = h("span", { class: "took" }, took(span.duration_us));
+    const [before, after] = [span.start_us - data.start_us, data.start_us + total - span.start_us - span.duration_us].map((us) => us / total);
     if (after >= 0.2 || after > before) label.style.left = `calc(${100 * (1 - after)}% + 5px)`;
     else label.style.right = `calc(${100 * (1 - before)}% + 5px)`;
     if (Math.max(before, after) < 0.2) {
@@ -203,12 +243,12 @@ function waterfall() {
     const toggle = children
       ? h("button", { type: "button", class: "toggle", tabindex: "-1", onclick: (event) => { event.stopPropagation(); fold(index); } })
       : h("span", { class: "toggle" });
-    const name = h("span", { class: "what" }, toggle, h("span", { class: "colour" }), span.status === "ERROR" ? h("span", { class: "error", title: span.message ?? "Error" }, "!") : null, h("b", {}, span.service), h("span", { class: "soft" }, span.name));
+    const name = h("span", { class: "what" }, toggle, h("span", { class: "colour" }), span.status === "ERROR" ? h("span", { class: "error", title: span.status_message ?? "Error" }, "!") : null, h("b", {}, span.service), h("span", { class: "soft" }, span.name));
     name.style.paddingInlineStart = `${Math.min(span.depth, 24) * (narrow.matches ? 6 : 12)}px`;
     const line = h("div", { class: "line", onclick: () => { focused = index; details(index); } }, name, h("span", { class: "time" }, bar, label));
-    const row = h("div", { class: "row", role: "treeitem", "aria-level": span.depth + 1, "aria-label": `${span.service} ${span.name}, ${took(span.duration)}${span.status === "ERROR" ? ", error" : ""}` }, line);
+    const row = h("div", { class: "row", role: "treeitem", "aria-level": span.depth + 1, "aria-label": `${span.service} ${span.name}, ${took(span.duration_us)}${span.status === "ERROR" ? ", error" : ""}` }, line);
     row.style.setProperty("--colour", colours.get(span.service));
-    row.dataset.span = span.id;
+    row.dataset.span = span.span_id;
     if (open.has(index)) row.append(about(span));
     drawn.set(index, row);
     inner.append(row);
@@ -253,35 +293,43 @@ function waterfall() {
     const pairs = (title, values) => {
       const entries = Object.entries(values);
       return entries.length
-        ? h("div", { class: "pairs" }, h("h3", {}, title), h("dl", {}, ...entries.flatMap(([key, value]) => [h("dt", {}, key), h("dd", {}, String(value))])))
+        ? h("div", { class: "pairs" }, h("h3", {}, title), h("dl", {}, ...entries.flatMap(([key, value]) => [h("dt", {}, key), h("dd", {}, value instanceof Node ? value : String(value))])))
         : null;
     };
-    const head = { "span id": span.id, kind: span.kind.toLowerCase(), status: span.status.toLowerCase() };
-    if (span.message) head["status message"] = span.message;
-    head.start = `${took(span.start)} after the start`;
-    head.duration = took(span.duration);
+    // The pages of what the span names, around its time.
+    const at = Math.floor(span.start_us / 60e6) * 60;
+    const around = new URLSearchParams({ from: at - AROUND_S, to: at + AROUND_S });
+    const page = (kind, id, name) => h("a", { href: entityAddress(kind, id, around) }, name);
+    const head = { service: page("service", serviceId(span.service), span.service) };
+    if (SERVED.includes(span.kind)) head.endpoint = page("endpoint", endpointId(span.service, span.endpoint), span.endpoint);
+    if (span.instance) head.instance = page("instance", instanceId(span.service, span.instance), span.instance);
+    if (span.backend) head[span.backend.role.toLowerCase()] = page("service", span.backend.id, span.backend.name);
+    Object.assign(head, { "span id": span.span_id, kind: span.kind.toLowerCase(), status: span.status.toLowerCase() });
+    if (span.status_message) head["status message"] = span.status_message;
+    head.start = `${took(span.start_us - data.start_us)} after the start`;
+    head.duration = took(span.duration_us);
     return h(
       "div",
       { class: "details" },
       pairs("Span", head),
       pairs("Attributes", span.attributes),
-      ...span.events.map((event) => pairs(`Event: ${event.name}${event.at === null ? "" : `, ${took(event.at - span.start)} after its start`}`, { event: event.name, ...event.attributes })),
-      pairs("Resource", data.resources[span.resource] ?? {}),
-      h("a", { href: format({ page: "traces", query: new URLSearchParams({ service: span.service, endpoint: span.name }) }) }, "Find traces with this span"),
+      ...span.events.map((event) => pairs(`Event: ${event.name}${event.time === null ? "" : `, ${took(event.time - span.start_us)} after its start`}`, { event: event.name, ...event.attributes })),
+      pairs("Resource", data.resources[span.resource_index] ?? {}),
+      h("a", { href: format({ page: "traces", query: new URLSearchParams({ service: span.service, name: span.endpoint }) }) }, "Find traces with this span"),
     );
   }
 
-  function find() {
+  function find({ goes = true } = {}) {
     const text = search.value.trim().toLowerCase();
     matched = null;
     if (text && data) {
       matched = new Set();
       data.spans.forEach((span, index) => {
-        const parts = [span.service, span.name, span.id, span.message ?? "", ...Object.entries(span.attributes).map(([key, value]) => `${key}=${value}`)];
+        const parts = [span.service, span.name, span.span_id, span.status_message ?? "", ...Object.entries(span.attributes).map(([key, value]) => `${key}=${value}`)];
         if (parts.some((part) => part.toLowerCase().includes(text))) matched.add(index);
       });
       const first = rows.findIndex((index) => matched.has(index));
-      if (first >= 0) scroller.scrollTop = Math.max(0, tops[first] - 60);
+      if (goes && first >= 0) scroller.scrollTop = Math.max(0, tops[first] - 60);
     }
     setText(hits, matched === null ? "" : `${count(matched.size)} of ${count(data.spans.length)}`);
     draw();
@@ -294,7 +342,7 @@ function waterfall() {
     if (event.key === "ArrowDown" || event.key === "ArrowUp") {
       const next = Math.min(rows.length - 1, Math.max(0, place + (event.key === "ArrowDown" ? 1 : -1)));
       focused = rows[next];
-      const bottom = tops[next] + rowHeight();
+      const bottom = tops[next] + rowPx;
       if (tops[next] < scroller.scrollTop) scroller.scrollTop = tops[next];
       else if (bottom > scroller.scrollTop + scroller.clientHeight) scroller.scrollTop = bottom - scroller.clientHeight;
       draw();

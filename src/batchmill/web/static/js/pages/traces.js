@@ -1,15 +1,16 @@
 // Search for traces: a form, a scatter of durations over time, and the traces that were found.
 
 import { get, request } from "../api.js";
-import { h, panel, setText, svg } from "../dom.js";
+import { h, panel, setChildren, setText, svg } from "../dom.js";
+import { serviceId } from "../examples.js";
 import { clock, count, moment, ms, plain, utc } from "../format.js";
 import { controls, parameters, read, write } from "../range.js";
-import { format } from "../route.js";
+import { serviceAddress, traceAddress } from "../route.js";
+import { panelShape } from "../skeleton.js";
 
-const FIELDS = ["service", "endpoint", "status", "kind", "min_ms", "max_ms", "attribute", "limit"];
-const SIZE = { width: 960, height: 150, left: 54, bottom: 22, top: 16, right: 16 };
-
-export const traceAddress = (id) => format({ page: "trace", argument: id });
+const FIELDS = ["service", "name", "peer", "status", "kind", "min_ms", "max_ms", "attribute", "limit"];
+const SIZE = { height: 190, left: 66, bottom: 26, top: 16, right: 12 };
+const DOT = 11; // the largest radius
 
 export function traces({ query, amend, go }) {
   const range = controls((chosen) => amend((to) => write(to, chosen)), { withGrain: false });
@@ -20,18 +21,20 @@ export function traces({ query, amend, go }) {
       for (const [name, value] of chosen) to.append(name, value);
     }),
   );
-  const scatter = h("div", { class: "body scatter" });
+  const scatter = h("div", { class: "scatter" });
+  const resized = new ResizeObserver(() => draw());
+  let latest = null;
   const list = h("ol", { class: "found" });
   const empty = h("p", { class: "empty" });
-  const dots = panel("Duration over time", { id: "scatter", sub: "one dot for each trace below; red: with an error" }, scatter);
+  const dots = panel("Duration over time", { id: "scatter", sub: "one dot for each trace below; red: with an error" }, h("div", { class: "body" }, scatter));
   const found = panel("Traces", { id: "found" }, list, empty);
+  const body = h("div", { class: "page" }, panelShape(246), panelShape(460));
   const element = h(
     "div",
     { class: "page traces" },
     h("div", { class: "head" }, h("h1", {}, "Traces"), h("span", { class: "push" }), range.element),
     form.element,
-    dots.element,
-    found.element,
+    body,
   );
 
   function reads(from) {
@@ -41,10 +44,18 @@ export function traces({ query, amend, go }) {
   }
   reads(query);
 
+  // As wide as the panel, so that its texts have the same size on each screen.
+  function draw() {
+    const width = Math.floor(scatter.clientWidth);
+    if (latest !== null && width) scatter.replaceChildren(plot(latest, width, go));
+  }
+  resized.observe(scatter);
+
   return {
     title: "Traces",
     element,
     reads,
+    destroy: () => resized.disconnect(),
     async load(signal) {
       const url = new URLSearchParams();
       for (const name of FIELDS) for (const value of query.getAll(name)) if (value) url.append(name, value);
@@ -61,18 +72,22 @@ export function traces({ query, amend, go }) {
       return data;
     },
     show(data) {
+      setChildren(body, [dots.element, found.element]);
       const longest = Math.max(1, ...data.traces.map((trace) => trace.duration_us));
-      list.replaceChildren(...data.traces.map((trace) => row(trace, longest)));
-      setText(found.note, data.traces.length ? `${count(data.traces.length)}${data.more ? ", the newest; there are more" : ""}` : "");
+      list.replaceChildren(...data.traces.map((trace) => row(trace, longest, query)));
+      const note = data.traces.length ? [`${count(data.traces.length)}${data.more ? ", the newest; there are more" : ""}`] : [];
+      if (data.unreadable_files) note.push(`${count(data.unreadable_files)} damaged ${data.unreadable_files === 1 ? "file" : "files"} left out`);
+      setText(found.note, note.join(" · "));
       empty.hidden = data.traces.length > 0;
       setText(empty, nothing(data));
       dots.element.hidden = data.traces.length === 0;
-      scatter.replaceChildren(plot(data, go));
+      latest = data;
+      draw();
     },
   };
 }
 
-function nothing({ oldest, from }) {
+function nothing({ oldest_s: oldest, from }) {
   if (oldest === null) return "No spans are kept yet: they appear here after the first commit.";
   const since = from < oldest ? ` Spans are kept from ${moment(oldest)} on.` : "";
   return `No trace matches in this time range.${since}`;
@@ -87,8 +102,10 @@ function searchForm(on) {
     return { input, element: h("label", {}, label, input) };
   };
   const service = field("service", "Service", { list: "trace-services", placeholder: "any" });
-  const endpoint = field("endpoint", "Endpoint or span name", { list: "trace-endpoints", placeholder: "any" });
+  const endpoint = field("name", "Endpoint or span name", { list: "trace-endpoints", placeholder: "any" });
+  const peer = field("peer", "Calls to", { placeholder: "any" });
   const status = h("select", { name: "status" }, h("option", { value: "" }, "Any"), h("option", { value: "error" }, "Error"), h("option", { value: "ok" }, "No error"));
+  const kind = h("select", { name: "kind" }, h("option", { value: "" }, "Any"), ...["Server", "Client", "Producer", "Consumer", "Internal"].map((name) => h("option", { value: name.toLowerCase() }, name)));
   const least = field("min_ms", "Longer than (ms)", { type: "number", min: "0", step: "any" });
   const most = field("max_ms", "Shorter than (ms)", { type: "number", min: "0", step: "any" });
   const attribute = field("attribute", "Attributes", { placeholder: "http.route=/orders" });
@@ -96,7 +113,7 @@ function searchForm(on) {
   const element = h(
     "form",
     { class: "panel search", role: "search", "aria-label": "Traces", onsubmit: submit },
-    service.element, endpoint.element, h("label", {}, "Status", status), least.element, most.element,
+    service.element, endpoint.element, peer.element, h("label", {}, "Kind", kind), h("label", {}, "Status", status), least.element, most.element,
     attribute.element, h("label", {}, "At most", limit), h("button", { class: "primary", type: "submit" }, "Find traces"), services, endpoints,
   );
 
@@ -115,7 +132,7 @@ function searchForm(on) {
     attribute.input.setCustomValidity(text && !pairs(text).length ? "A key and a value, such as http.route=/orders" : "");
     if (!attribute.input.reportValidity()) return;
     const chosen = [];
-    for (const input of [service.input, endpoint.input, status, least.input, most.input, limit]) {
+    for (const input of [service.input, endpoint.input, peer.input, kind, status, least.input, most.input, limit]) {
       if (input.value.trim()) chosen.push([input.name, input.value.trim()]);
     }
     on([...chosen, ...pairs(text).map((pair) => ["attribute", pair])]);
@@ -125,7 +142,7 @@ function searchForm(on) {
   return {
     element,
     show(query) {
-      for (const input of [service.input, endpoint.input, status, least.input, most.input, limit]) input.value = query.get(input.name) ?? "";
+      for (const input of [service.input, endpoint.input, peer.input, kind, status, least.input, most.input, limit]) input.value = query.get(input.name) ?? "";
       attribute.input.value = query.getAll("attribute").map(quoted).join(" ");
       fillEndpoints();
     },
@@ -145,7 +162,7 @@ function quoted(pair) {
 
 const at = (trace) => trace.start_us / 1e6;
 
-function row(trace, longest) {
+function row(trace, longest, query) {
   const bar = h("span", { class: "length", "aria-hidden": "true" });
   bar.style.width = `${Math.max(0.3, (100 * trace.duration_us) / longest)}%`;
   const services = Object.entries(trace.services);
@@ -165,7 +182,7 @@ function row(trace, longest) {
       { class: "line soft" },
       h("span", {}, `${count(trace.spans)} ${trace.spans === 1 ? "span" : "spans"}`),
       trace.errors ? h("span", { class: "tag is-bad" }, `${count(trace.errors)} ${trace.errors === 1 ? "error" : "errors"}`) : null,
-      ...services.slice(0, 6).map(([name, spans]) => h("span", { class: "tag" }, `${name} (${spans})`)),
+      ...services.slice(0, 6).map(([name, spans]) => h("a", { class: "tag", href: serviceAddress(serviceId(name), query) }, `${name} (${spans})`)),
       services.length > 6 ? h("span", {}, `and ${services.length - 6} more`) : null,
       h("span", { class: "push", title: utc(at(trace)) }, moment(at(trace), true)),
     ),
@@ -173,9 +190,9 @@ function row(trace, longest) {
 }
 
 // Durations on a logarithmic scale: they differ by orders of magnitude.
-function plot(data, go) {
-  const { width, height, left, bottom, top, right } = SIZE;
-  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Durations of the traces over time; the list below has the values" });
+function plot(data, width, go) {
+  const { height, left, bottom, top, right } = SIZE;
+  const picture = svg("svg", { width, height, role: "img", "aria-label": "Durations of the traces over time; the list below has the values" });
   if (!data.traces.length) return picture;
   const times = data.traces.map(at);
   const [first, last] = [Math.min(...times), Math.max(...times)];
@@ -186,15 +203,15 @@ function plot(data, go) {
   const y = (log) => height - bottom - ((height - bottom - top) * (log - low)) / (high - low);
   for (let power = low; power <= high; power += 1) {
     picture.append(
-      svg("line", { x1: left, x2: width - right, y1: y(power), y2: y(power), class: "grid" }),
-      svg("text", { x: left - 6, y: y(power) + 4, "text-anchor": "end" }, plain(ms(10 ** power / 1000))),
+      svg("line", { x1: left - DOT, x2: width - right + DOT, y1: y(power), y2: y(power), class: "grid" }),
+      svg("text", { x: left - DOT - 6, y: y(power) + 4, "text-anchor": "end" }, plain(ms(10 ** power / 1000))),
     );
   }
   for (const [time, anchor] of last > first ? [[first, "start"], [last, "end"]] : [[first, "middle"]]) {
     picture.append(svg("text", { x: x(time), y: height - 5, "text-anchor": anchor }, clock(time, true)));
   }
   data.traces.forEach((trace, index) => {
-    const dot = svg("circle", { cx: x(times[index]), cy: y(logs[index]), r: Math.min(11, 4 + Math.log2(trace.spans)), class: trace.errors ? "dot bad" : "dot", onclick: () => go({ page: "trace", argument: trace.trace_id }) });
+    const dot = svg("circle", { cx: x(times[index]), cy: y(logs[index]), r: Math.min(DOT, 4 + Math.log2(trace.spans)), class: trace.errors ? "dot bad" : "dot", onclick: () => go({ page: "trace", argument: trace.trace_id }) });
     dot.append(svg("title", {}, `${trace.service} ${trace.name}: ${plain(ms(trace.duration_us / 1000))}`));
     picture.append(dot);
   });

@@ -35,7 +35,7 @@ export function stages() {
     show(state, rates) {
       const { ingest = {}, pipeline = {}, processes = {} } = state;
       const reported = Object.keys(ingest).length > 0;
-      const topic = (state.queues ?? []).find((queue) => queue.name === "topic");
+      const topic = state.topic;
 
       parts.ingest.show(processes.ingest?.state, perSecond(rates.of("received", 5)), "spans/s received", [
         ["Requests", reported ? `${plain(rate(rates.of("requests", 5)))}/s` : "–"],
@@ -66,6 +66,7 @@ export function stages() {
       parts.spark.show(processes.pipeline?.state, newest ? plain(seconds(newest.seconds)) : "–", "newest micro-batch", [
         ["Batch", state.last_batch === null || state.last_batch === undefined ? "none yet" : `№ ${count(state.last_batch)}`],
         ["Rows in it", newest ? count(newest.rows) : "–"],
+        ...running(state.long_batch),
         ["Lag", plain(seconds(topic ? pipeline.lag_s : state.lag_s))],
       ], rates.of("counted", 30));
 
@@ -103,6 +104,11 @@ function backlog(behind) {
     ["Caught up", behind.catch_up_s === null ? "not known" : `in ${plain(seconds(behind.catch_up_s))}`],
     ["New data waits", behind.new_lag_s === null ? "not known" : plain(seconds(behind.new_lag_s))],
   ];
+}
+
+// The batch that runs, if it takes far longer than usual.
+function running(batch) {
+  return batch ? [["Running", `№ ${count(batch.batch)} for ${plain(seconds(batch.seconds))}`]] : [];
 }
 
 const total = (counts) => Object.values(counts ?? {}).reduce((a, b) => a + b, 0);

@@ -6,8 +6,8 @@
     <quarantine>/<Source>/deltas-<stream>-<batch>.parquet    deltas that do not fit, likewise
 
 Names follow from the batch, so a batch that is run again writes the same files. Until a batch has
-all of its rows they lie in ``<quarantine>/.<stream>-<batch>/``. If it grows beyond a limit, the
-oldest is removed.
+all of its rows they lie in ``<quarantine>/.<stream>-<batch>/``. If it grows beyond a limit, of
+bytes or of entries, the oldest is removed.
 """
 
 from __future__ import annotations
@@ -15,29 +15,40 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from batchmill.files import sync
 from batchmill.spark.errors import PipelineError
 from batchmill.spark.failures import disk_full_error, is_disk_full
 from batchmill.spark.files.paths import (
     AnyPath,
+    Entry,
     copy_file,
+    entries_in,
     file_at,
+    is_uri,
     local_only,
     remove_tree,
     write_whole,
 )
+from batchmill.spark.files.remote import write_invalid
 from batchmill.spark.input.rows import REASON
-from batchmill.spark.input.segments import BadSegment
+from batchmill.spark.input.segments import QUARANTINED, BadSegment, local_path
 from batchmill.wording import count_of
 
 log = logging.getLogger("batchmill.spark")
+
+_REASON = ".reason"
+MOST_ENTRIES = 10_000
+"""So many segments, deltas and folders of rows are kept: each takes some KiB of the disk."""
+_ABANDONED_S = 86_400.0
+"""What nobody has written for so long was left by a process that was killed."""
 
 
 class Quarantine:
@@ -47,6 +58,7 @@ class Quarantine:
         """``spark`` opens what is not on this machine."""
         self.folder = folder
         self._spark = spark
+        self._has_grown = True
 
     def add_segment(self, bad: BadSegment) -> None:
         """Copy a segment and write its reason; just the reason if it cannot be copied."""
@@ -57,7 +69,8 @@ class Quarantine:
             folder.mkdir(parents=True, exist_ok=True)
             if bad.reason != "missing":
                 self._copy(file_at(bad.path, self._spark), folder / name)
-            write_whole(folder / f"{name}.reason", why.encode(), durable=False)
+            write_whole(folder / f"{name}{_REASON}", why.encode(), durable=False)
+        self._has_grown = True
         log.warning("segment %s quarantined (%s): %s", bad.path, bad.reason, bad.detail)
 
     def add_rows(self, stream: str, number: int, files: Iterable[tuple[str, str]]) -> None:
@@ -78,7 +91,15 @@ class Quarantine:
                     Path(file).rename(folder / f"{at}.parquet")
                 sync(folder)
                 sync(folder.parent)
+            self._has_grown = True
         self.clear_staging(stream, number)
+
+    def add_blobs(
+        self, source: str, stream: str, number: int, blobs: DataFrame, schemas: Sequence[bytes]
+    ) -> None:
+        """Write the rows that do not fit among blobs of tasks, on another file system."""
+        write_invalid(blobs, source, schemas, self.rows(source, stream, number))
+        self._has_grown = True
 
     def clear_staging(self, stream: str, number: int) -> None:
         """Remove what the tasks of an earlier attempt have left."""
@@ -88,7 +109,7 @@ class Quarantine:
 
     def rows(self, source: str, stream: str, number: int) -> AnyPath:
         """The folder of a batch's rows that do not fit."""
-        return self.folder / source / f"rows-{stream}-{number}"
+        return self.folder / source / f"{QUARANTINED}{stream}-{number}"
 
     def staging(self, stream: str, number: int) -> AnyPath:
         """Where the tasks of a batch write rows that do not fit, each event type in a folder."""
@@ -97,39 +118,78 @@ class Quarantine:
     def trim(self, most: int) -> int:
         """Remove the oldest of what it keeps, so that ``most`` bytes are left; how many bytes went.
 
-        A segment of which there is only the reason stays: it is still in the spool. Nothing is
-        removed from other file systems than this machine's, which have rules of their own for that.
+        So it is with more than :data:`MOST_ENTRIES`, and what killed processes have left goes. A
+        reason without a copy stays as long as its segment is in the spool. Another file system than
+        this machine's is only listed if something was added since the last call.
         """
-        kept = sorted(self._kept(self.folder)) if isinstance(self.folder, Path) else []
-        total = sum(size for _, size, _ in kept)
+        if not self._has_grown and not isinstance(self.folder, Path):
+            return 0
+        self._has_grown = False
+        try:
+            return self._trim(most)
+        except OSError:
+            self._has_grown = True
+            raise
+
+    def _trim(self, most: int) -> int:
+        kept = sorted(self._kept(), key=lambda entry: entry.mtime)
+        total, count = sum(entry.size for entry in kept), len(kept)
         removed = 0
-        for _, size, path in kept:
-            if total - removed <= most:
+        for entry in kept:
+            if total - removed <= most and count <= MOST_ENTRIES:
                 break
-            removed += size
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-                path.with_name(f"{path.name}.reason").unlink(missing_ok=True)
+            path = entry.path
+            if path.name.endswith(_REASON) and self._is_needed(path):
+                continue
+            removed += entry.size
+            count -= 1
+            remove_tree(path)
+            remove_tree(path.with_name(f"{path.name}{_REASON}"))
         if removed:
             log.warning(
-                "%s has reached %s: the oldest %s were removed. They stay in the counters",
+                "%s has reached %s, or %s: the oldest %s were removed. They stay in the counters",
                 self.folder,
                 count_of(most, "byte"),
+                count_of(MOST_ENTRIES, "entry", "entries"),
                 count_of(removed, "byte"),
             )
         return removed
 
-    def _kept(self, folder: Path) -> Iterator[tuple[float, int, Path]]:
-        """Segments, deltas and folders of rows: their age, their size and their place."""
-        for path in folder.glob("[!.]*/[!.]*"):
-            with contextlib.suppress(OSError):  # gone since
-                if path.is_dir():
-                    size = sum(file.stat().st_size for file in path.iterdir())
-                    yield path.stat().st_mtime, size, path
-                elif path.suffix != ".reason":
-                    yield path.stat().st_mtime, path.stat().st_size, path
+    def _kept(self) -> list[Entry]:
+        """Segments, deltas, folders of rows, and reasons alone, with the size of what is in them.
+
+        What was being written a day ago is removed: no batch takes so long.
+        """
+        kept = []
+        for source in entries_in(self.folder):
+            _remove_abandoned(source)
+            if _is_hidden(source) or not source.is_dir:
+                continue
+            entries = entries_in(source.path)
+            names = {entry.path.name for entry in entries}
+            for entry in entries:
+                name = entry.path.name
+                _remove_abandoned(entry)
+                if _is_hidden(entry) or (
+                    name.endswith(_REASON) and name.removesuffix(_REASON) in names
+                ):
+                    continue
+                if entry.is_dir:
+                    files = entries_in(entry.path)
+                    size = sum(file.size for file in files)
+                    newest = max((file.mtime for file in files), default=entry.mtime)
+                    kept.append(Entry(entry.path, True, size, newest))
+                else:
+                    kept.append(entry)
+        return kept
+
+    def _is_needed(self, reason: AnyPath) -> bool:
+        """Whether the segment of a reason alone may be in the spool: it would be removed."""
+        _, _, name = reason.read_bytes().decode("utf-8", "replace").strip().rpartition("\n")
+        if is_uri(name):
+            return self._spark is None or file_at(name, self._spark).exists()
+        path = local_path(name)
+        return path is None or Path(path).exists()
 
     def add_deltas(
         self, source: str, stream: str, number: int, deltas: pa.Table, reason: str
@@ -142,6 +202,7 @@ class Quarantine:
             sink = pa.BufferOutputStream()
             pq.write_table(deltas.append_column(REASON, reasons), sink)
             write_whole(target, sink.getvalue().to_pybytes())
+        self._has_grown = True
 
     def _copy(self, source: AnyPath, target: AnyPath) -> None:
         """Copy as a whole or not at all: a copy of an earlier run of the batch stays.
@@ -154,6 +215,15 @@ class Quarantine:
             if is_disk_full(error):
                 raise
             log.warning("segment %s cannot be copied, only its reason is kept: %s", source, error)
+
+
+def _is_hidden(entry: Entry) -> bool:
+    return entry.path.name.startswith(".")
+
+
+def _remove_abandoned(entry: Entry) -> None:
+    if _is_hidden(entry) and time.time() - entry.mtime > _ABANDONED_S:
+        remove_tree(entry.path)
 
 
 @contextlib.contextmanager

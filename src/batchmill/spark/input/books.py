@@ -10,6 +10,10 @@ run again with the same input and the same clock::
     {"again": 42}                                       it did not come to its end, and is repeated
     {"done": 42}
 
+A plan with ``most`` has no more rows or messages than that, because a batch before it was too
+large: so it is after a restart. A plan without input is that of a batch that gives up on spans
+which have waited long enough; with ``"expire": "all"``, on all.
+
 A batch that dies again and again, for lack of memory for example, may get a smaller plan, as long
 as the store has nothing of it: a second line ``plan`` with the same number replaces the first.
 
@@ -54,13 +58,31 @@ class Plan:
     """By partition of the topic: the first message, and the first after the last."""
     settled: float | None = None
     """Older input waits: all that was written before this time was read, in seconds since 1970."""
+    latest: float | None = None
+    """Rows may be of that time, in seconds since 1970, as the clock seems to be behind. None: the
+    clock decides."""
     most: int | None = None
-    """So many rows or messages it has, since it had to be made smaller."""
+    """The most rows or messages of a batch, since one had to be made smaller."""
+    step: float = 0.0
+    """The clock was set ahead by so many seconds since the last plan; if negative, back."""
+    expire_all: bool = False
+    """Whether no span waits for its partner after it."""
+
+    @property
+    def has_input(self) -> bool:
+        """Whether it reads anything; otherwise it only settles spans that have waited."""
+        return bool(self.segments or self.topic)
 
     def line(self) -> dict[str, Any]:
         """The line in the books."""
         line: dict[str, Any] = {"plan": self.batch, "now": self.now, "parts": self.parts}
-        optional = {"settled": self.settled, "most": self.most}
+        optional = {
+            "settled": self.settled,
+            "latest": self.latest,
+            "most": self.most,
+            "step": self.step or None,
+            "expire": "all" if self.expire_all else None,
+        }
         line |= {key: value for key, value in optional.items() if value is not None}
         if self.topic:
             return {**line, "topic": self.topic, "offsets": self.offsets}
@@ -81,7 +103,10 @@ class Plan:
             line.get("topic", ""),
             offsets,
             line.get("settled"),
+            line.get("latest"),
             line.get("most"),
+            line.get("step", 0.0),
+            line.get("expire") == "all",
         )
 
 
@@ -101,6 +126,8 @@ class Account:
     """The paths of segments that were read; those that do not exist any more may be missing."""
     offsets: dict[str, dict[int, int]] = field(default_factory=dict)
     """By topic and partition: the first message that was not read."""
+    most: int | None = None
+    """That of the newest plan with input."""
 
     @property
     def planned(self) -> int | None:
@@ -111,6 +138,12 @@ class Account:
     def open_plan(self) -> Plan | None:
         """The plan of a batch that is not done."""
         return None if self.planned == self.done else self.plan
+
+    def add(self, plan: Plan, begun: int = 1) -> None:
+        """Add a plan, in place of one that is done or too large."""
+        self.plan, self.begun = plan, begun
+        if plan.has_input:
+            self.most = plan.most
 
     def finish(self, number: int) -> None:
         """Mark a batch as done."""
@@ -126,7 +159,7 @@ class Account:
     def apply(self, line: Mapping[str, Any]) -> None:
         """Add a line of the books."""
         if "plan" in line:
-            self.plan, self.begun = Plan.of(line), line.get("begun", 1)
+            self.add(Plan.of(line), line.get("begun", 1))
         elif "again" in line:
             self.begun += 1
         elif "error" in line:
@@ -137,13 +170,15 @@ class Account:
             if line["done"] is not None:
                 self.finish(int(line["done"]))
             self.segments = line.get("segments", self.segments)
+            self.most = line.get("most", self.most)
             for topic, offsets in line.get("offsets", {}).items():
                 own = {int(partition): int(offset) for partition, offset in offsets.items()}
                 self.offsets.setdefault(topic, {}).update(own)
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """The fewest lines that say the same."""
-        yield {"done": self.done, "segments": self.segments, "offsets": self.offsets}
+        total = {"done": self.done, "segments": self.segments, "offsets": self.offsets}
+        yield total if self.most is None else {**total, "most": self.most}
         names = sorted(self.read)
         for first in range(0, len(names), _NAMES_A_LINE):
             yield {"read": names[first : first + _NAMES_A_LINE]}
@@ -221,6 +256,11 @@ class Books:
             self._plan(plan)
 
     @property
+    def most(self) -> int | None:
+        """The most rows or messages of a batch, since one had to be made smaller."""
+        return self._account.most
+
+    @property
     def begun(self) -> int:
         """How often the open plan was begun without an error that explains its end."""
         return self._account.begun
@@ -279,7 +319,7 @@ class Books:
 
     def _plan(self, plan: Plan) -> None:
         self._append(plan.line())
-        self._account.plan, self._account.begun = plan, 1
+        self._account.add(plan)
 
     def _note(self, what: str) -> None:
         assert self.open_plan is not None

@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("pyspark")
 
 from batchmill.spark import PipelineError
-from batchmill.spark.runtime import books as module
-from batchmill.spark.runtime.books import NAME, Account, Books, Plan, read_account
+from batchmill.spark.input import books as module
+from batchmill.spark.input.books import NAME, Account, Books, Plan, read_account
 
 
 def opened(folder: Path) -> Books:
@@ -57,6 +57,19 @@ def test_a_plan_survives_until_it_is_done(tmp_path: Path) -> None:
     account = read_account(tmp_path)
     assert account is not None
     assert account.segments == 6
+
+
+def test_a_plan_without_input_survives(tmp_path: Path) -> None:
+    """That of a batch that settles spans: those that have waited long enough, or all."""
+    books = opened(tmp_path)
+    for number, everything in enumerate((True, False)):
+        settling = Plan(number, 1.5, 8, settled=1.25, step=-7.5, expire_all=everything)
+        assert not settling.has_input
+        books.begin(settling)
+        books = opened(tmp_path)
+        assert books.open_plan == settling
+        books.finish(number)
+    assert (books.done, books.read()) == (1, set())
 
 
 def test_offsets_of_a_topic(tmp_path: Path) -> None:
