@@ -84,6 +84,13 @@ def check_dedup_s(seconds: float | None) -> float | None:
     return seconds
 
 
+def check_name(name: str) -> str:
+    """Return the name of a stream if it is valid."""
+    if not name or not all(char.isalnum() or char in "-_" for char in name):
+        raise ConfigError("name", name, "letters, digits, - and _")
+    return name
+
+
 def trigger_seconds(trigger: float | str) -> float:
     """A trigger in seconds; it may be given as a text with units."""
     seconds = _seconds(trigger) if isinstance(trigger, str) else trigger

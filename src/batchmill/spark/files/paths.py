@@ -340,6 +340,14 @@ def local_only(*paths: AnyPath) -> list[Path]:
     return [path for path in paths if isinstance(path, Path)]
 
 
+def check_apart(*folders: AnyPath) -> None:
+    """Raise unless no folder lies in another one: each is listed or cleaned as a whole."""
+    for folder in folders:
+        for other in folders:
+            if folder is not other and (folder == other or other in folder.parents):
+                raise ConfigError("folder", str(folder), f"outside {other}")
+
+
 def write_whole(path: AnyPath, data: bytes, *, durable: bool = True) -> None:
     """Put ``data`` in the place of ``path``: readers see the old content or the new one."""
     if isinstance(path, Path):

@@ -21,7 +21,14 @@ from batchmill.spark.batch.report import BatchReport
 from batchmill.spark.batch.writer import StreamWriter, aggregators_for
 from batchmill.spark.errors import PipelineError
 from batchmill.spark.failures import explain_full_disk
-from batchmill.spark.files.paths import AnyPath, is_uri, local_only, parse_path, segments_in
+from batchmill.spark.files.paths import (
+    AnyPath,
+    check_apart,
+    is_uri,
+    local_only,
+    parse_path,
+    segments_in,
+)
 from batchmill.spark.files.quarantine import Quarantine
 from batchmill.spark.input.base import Input
 from batchmill.spark.input.books import Books
@@ -32,7 +39,12 @@ from batchmill.spark.runtime.checkpoint import Checkpoint, open_checkpoint
 from batchmill.spark.runtime.progress import Progress, Upkeep, read_progress
 from batchmill.spark.runtime.session import lease, rows_for
 from batchmill.spark.runtime.stream import SETTLE_EVERY_S, StreamRun
-from batchmill.spark.settings import PipelineSettings, check_dedup_s, trigger_seconds
+from batchmill.spark.settings import (
+    PipelineSettings,
+    check_dedup_s,
+    check_name,
+    trigger_seconds,
+)
 from batchmill.store import Claim, Exempt, RetryPolicy, Store, TrustedTime, open_store
 from batchmill.traces import KeepSettings, SpanKeeper
 
@@ -114,20 +126,22 @@ class Pipeline:
         self.remove_read = remove_read
         self.outbox = OutboxSettings() if outbox is True else outbox or None
         """The settings of the outbox; None: there is none."""
-        self.name = _check_name(name)
+        self.name = check_name(name)
         if (spool is None) is (source is None):
             raise ConfigError("spool", spool, "given, or else a source, but not both")
         if source is not None and is_uri(source) and not source.startswith("kafka:"):
             spool, source = source, None
-        self._topic = None if source is None else _topic(source)
-        self._kafka_options = _check_kafka_options(source, kafka_options or {})
+        if source is None and kafka_options:
+            raise ConfigError("kafka_options", "…", "left out where there is no topic to read")
+        topic = None if source is None else _topic(source, kafka_options or {})
+        self._topic, self._kafka_options = topic or (None, {})
         self.spool = None if spool is None else self._path(spool)
         self.checkpoint = self._path(checkpoint)
         beside = self.spool or self.checkpoint
         self.quarantine = (
             self._path(quarantine) if quarantine else beside.with_name(f"{beside.name}-quarantine")
         )
-        _check_apart(*([self.spool] if self.spool else []), self.checkpoint, self.quarantine)
+        check_apart(*([self.spool] if self.spool else []), self.checkpoint, self.quarantine)
         if self.outbox is not None and not isinstance(self.checkpoint, Path):
             raise ConfigError(
                 "checkpoint",
@@ -273,7 +287,7 @@ class Pipeline:
         """
         self._check_open()
         if name is not None:
-            _check_name(name)
+            check_name(name)
         call = functools.partial(self._call, on_batch)
         if isinstance(rows, str | Path):
             return self._backfills.add_folder(self._path(rows).resolve(), name, call)
@@ -406,7 +420,7 @@ class Pipeline:
         if self.spool is not None:
             self.spool = self.spool.resolve()
             folders.append(self.spool)
-        _check_apart(*folders)
+        check_apart(*folders)
         if self.spool is not None:
             self.spool.mkdir(parents=True, exist_ok=True)
 
@@ -435,7 +449,7 @@ class Pipeline:
                 folder,
                 "used with remove_read: spans are kept by moving the segments that were read",
             )
-        _check_apart(*([self.spool] if self.spool else []), self.checkpoint, self.quarantine, path)
+        check_apart(*([self.spool] if self.spool else []), self.checkpoint, self.quarantine, path)
         return path.resolve()
 
     def _open_keeper(self, trusted: TrustedTime) -> SpanKeeper | None:
@@ -459,22 +473,13 @@ class Pipeline:
             from batchmill.spark.input.kafka import KafkaInput
 
             return KafkaInput(
-                self._topic,
-                books,
-                self.settings,
-                self.spark,
-                self._kafka_options,
-                keeper,
+                *(self._topic, books, self.settings, self.spark, self._kafka_options, keeper),
                 max_rows=self._max_rows,
             )
         assert self.spool is not None
         remove_from = self.quarantine if self.remove_read else None
         return SpoolInput(
-            self.spool,
-            books,
-            self.settings,
-            remove_from,
-            self.spark,
+            *(self.spool, books, self.settings, remove_from, self.spark),
             max_rows=self._max_rows,
             keeper=keeper,
         )
@@ -576,35 +581,14 @@ class Pipeline:
             self.store.close()
 
 
-def _check_name(name: str) -> str:
-    if not name or not all(char.isalnum() or char in "-_" for char in name):
-        raise ConfigError("name", name, "letters, digits, - and _")
-    return name
+def _topic(address: str, options: Mapping[str, str]) -> tuple[KafkaAddress, dict[str, str]]:
+    """The topic at an address, and librdkafka's options for it.
 
+    The import raises an error if an extra is missing.
+    """
+    from batchmill.kafka import KafkaAddress, check_accepted, with_certificates
 
-def _check_apart(*folders: AnyPath) -> None:
-    """None of the folders may lie in another: each is listed or cleaned as a whole."""
-    for folder in folders:
-        for other in folders:
-            if folder is not other and (folder == other or other in folder.parents):
-                raise ConfigError("folder", str(folder), f"outside {other}")
-
-
-def _check_kafka_options(source: str | None, options: Mapping[str, str]) -> dict[str, str]:
-    """The options of librdkafka, checked."""
-    if not options:
-        return {}
-    if source is None:
-        raise ConfigError("kafka_options", "…", "left out where there is no topic to read")
-    from batchmill.kafka import check_accepted, with_certificates
-
-    own = with_certificates(options)
-    check_accepted(own)
-    return own
-
-
-def _topic(address: str) -> KafkaAddress:
-    """The topic at an address; the import raises an error if an extra is missing."""
-    from batchmill.kafka import KafkaAddress
-
-    return KafkaAddress.parse(address)
+    topic, own = KafkaAddress.parse(address), with_certificates(options)
+    if own:
+        check_accepted(own)
+    return topic, own
