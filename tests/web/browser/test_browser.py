@@ -24,7 +24,6 @@ from tests.kit.servers.browser import (
     keep_shot,
     record_live_states,
     reused_page,
-    running_chromium,
     table_rows,
     wait_for_live_state,
     watched_page,
@@ -58,13 +57,6 @@ PAGES = {
 
 NONE = "\N{EN DASH}"
 """A side that does not report."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One browser for all tests."""
-    with running_chromium() as chromium:
-        yield chromium
 
 
 @pytest.fixture(scope="module")

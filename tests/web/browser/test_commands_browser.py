@@ -19,7 +19,7 @@ import pytest
 import batchmill
 from batchmill.oal import core_script
 from batchmill.sources import given, source
-from tests.kit.servers.browser import running_chromium, watched_page
+from tests.kit.servers.browser import watched_page
 from tests.web.pages_kit import serving
 
 pytest.importorskip("playwright.sync_api")
@@ -75,13 +75,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     relative = os.path.relpath(folder / "m.db")
     with serving(folder, f"--store=sqlite:///{relative}") as (served, _):
         yield served
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One browser for all tests."""
-    with running_chromium() as chromium:
-        yield chromium
 
 
 def printed(commands: str, folder: Path) -> str:

@@ -18,7 +18,6 @@ from tests.kit.servers.browser import (
     Watched,
     expect_value,
     keep_shot,
-    running_chromium,
     table_rows,
     watched_page,
 )
@@ -61,13 +60,6 @@ pytestmark = [pytest.mark.slow(45), pytest.mark.system]
 NONE = "\N{EN DASH}"
 """No value."""
 HOUR = f"from={BEGIN}&to={BEGIN + 3600}&grain=minute"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One browser for all tests; each has a session of its own."""
-    with running_chromium() as chromium:
-        yield chromium
 
 
 @pytest.fixture(scope="module")

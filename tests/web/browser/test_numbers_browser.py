@@ -20,7 +20,6 @@ from tests.kit.processes import Life, pause_process
 from tests.kit.servers.browser import (
     Watched,
     expect_value,
-    running_chromium,
     table_rows,
     watched_page,
 )
@@ -40,13 +39,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 pytestmark = [pytest.mark.slow, pytest.mark.system]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One browser for all tests; each has a session of its own."""
-    with running_chromium() as chromium:
-        yield chromium
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.kit.servers.browser import Watched, expect_value, running_chromium, watched_page
+from tests.kit.servers.browser import Watched, expect_value, watched_page
 from tests.web.browser.home import BEGIN, PAGES, full_home
 from tests.web.browser.screen import FORMS, PHONE_DARK, WIDE_LIGHT, in_every_form
 from tests.web.pages_kit import serving
@@ -24,13 +24,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow(30), pytest.mark.system]
 
 HOUR = f"from={BEGIN}&to={BEGIN + 3600}&grain=minute"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One browser for all tests; each has a session of its own."""
-    with running_chromium() as chromium:
-        yield chromium
 
 
 @pytest.fixture(scope="module")

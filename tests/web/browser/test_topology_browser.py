@@ -10,7 +10,7 @@ import pytest
 
 from batchmill.sources import service_id
 from batchmill.store import open_store
-from tests.kit.servers.browser import Watched, running_chromium, table_rows, watched_page
+from tests.kit.servers.browser import Watched, table_rows, watched_page
 from tests.web.browser.screen import in_every_form
 from tests.web.kit import serving_all
 from tests.web.pages_kit import BEGIN
@@ -45,13 +45,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         Shop(store, script=WITHOUT_PERCENTILES).commit(calls)
     with serving_all(url) as server:
         yield server.address
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One browser for all tests."""
-    with running_chromium() as chromium:
-        yield chromium
 
 
 @pytest.fixture

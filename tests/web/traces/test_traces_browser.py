@@ -18,7 +18,6 @@ from tests.kit.servers.browser import (
     Watched,
     expect_value,
     keep_shot,
-    running_chromium,
     watched_page,
 )
 from tests.kit.traces.segments import HOUR, NOW, made_span, write_spans
@@ -58,13 +57,6 @@ MANY = [
         for number in range(2, 10_001)
     ),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One browser for all tests; each has a session of its own."""
-    with running_chromium() as chromium:
-        yield chromium
 
 
 @pytest.fixture(scope="module")

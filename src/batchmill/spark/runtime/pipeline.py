@@ -133,8 +133,9 @@ class Pipeline:
             spool, source = source, None
         if source is None and kafka_options:
             raise ConfigError("kafka_options", "…", "left out where there is no topic to read")
-        topic = None if source is None else _topic(source, kafka_options or {})
-        self._topic, self._kafka_options = topic or (None, {})
+        self._topic: KafkaAddress | None = None
+        if source is not None:
+            self._topic, self._kafka_options = _topic(source, kafka_options or {})
         self.spool = None if spool is None else self._path(spool)
         self.checkpoint = self._path(checkpoint)
         beside = self.spool or self.checkpoint
