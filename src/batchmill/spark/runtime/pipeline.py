@@ -134,6 +134,7 @@ class Pipeline:
         if source is None and kafka_options:
             raise ConfigError("kafka_options", "…", "left out where there is no topic to read")
         self._topic: KafkaAddress | None = None
+        self._kafka_options: dict[str, str] = {}
         if source is not None:
             self._topic, self._kafka_options = _topic(source, kafka_options or {})
         self.spool = None if spool is None else self._path(spool)
