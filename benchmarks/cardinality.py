@@ -38,7 +38,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from batchmill.files import read_json
 from batchmill.run import Home
 from benchmarks.command import RESULTS
-from benchmarks.goals import Goal
+from benchmarks.goals import Goal, at_most
 from benchmarks.ingest_receiver import scratch
 from benchmarks.machine import machine, machine_line
 from benchmarks.report import Table, say, write_json
@@ -275,7 +275,7 @@ def _line(sample: Sample) -> str:
 def goals_of(samples: Sequence[Sample], limit_entities: int) -> list[Goal]:
     """Of a run: pages, entities, the store, the memory of each process."""
     goals = [
-        _at_most(
+        at_most(
             f"the page {page}, 95 % of the answers",
             quantile([sample.pages_s[page] for sample in samples], 0.95),
             SECOND,
@@ -284,9 +284,9 @@ def goals_of(samples: Sequence[Sample], limit_entities: int) -> list[Goal]:
         for page in PAGES
     ]
     entities = max(sample.entities for sample in samples)
-    goals.append(_at_most("entities in the store", entities, limit_entities, ""))
+    goals.append(at_most("entities in the store", entities, limit_entities, ""))
     store, most = max(sample.store_mib for sample in samples), limit_entities * ENTITY_BYTES / 2**20
-    goals.append(_at_most("the store", store, most, " MiB"))
+    goals.append(at_most("the store", store, most, " MiB"))
     third = max(1, len(samples) // 3)
     for name in samples[-1].rss_mib:
         first, last = (
@@ -294,12 +294,8 @@ def goals_of(samples: Sequence[Sample], limit_entities: int) -> list[Goal]:
             for part in (samples[:third], samples[-third:])
         )
         most = GROWTH * first + SLACK_MIB
-        goals.append(_at_most(f"memory of {name}, last third of the run", last, most, " MiB"))
+        goals.append(at_most(f"memory of {name}, last third of the run", last, most, " MiB"))
     return goals
-
-
-def _at_most(what: str, value: float, limit: float, unit: str) -> Goal:
-    return Goal(what=what, value=value, limit=limit, at_least=False, unit=unit)
 
 
 def quantile(values: Sequence[float], part: float) -> float:

@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.command import RESULTS
-from benchmarks.goals import Goal
+from benchmarks.goals import Goal, at_most
 from benchmarks.ingest_receiver import scratch
 from benchmarks.ingest_road import StoreView, pipeline_of
 from benchmarks.machine import machine, machine_line, processes_below
@@ -143,17 +143,13 @@ def goals_of(starts: Sequence[Start]) -> list[Goal]:
     for start in others:
         name = start.checkpoint
         what = f"{name}: start to the first commit"
-        goals.append(_at_most(what, start.start_s, MOST_START_S, " s"))
+        goals.append(at_most(what, start.start_s, MOST_START_S, " s"))
         for figure, process in (("driver_mib", "the driver's Python"), ("jvm_mib", "the JVM")):
             mib, most = getattr(start, figure), GROWTH * getattr(new, figure) + SLACK_MIB
-            goals.append(_at_most(f"{name}: peak memory of {process}", mib, most, " MiB"))
+            goals.append(at_most(f"{name}: peak memory of {process}", mib, most, " MiB"))
         took, most = median(start.batches_s), GROWTH * median(new.batches_s) + SLACK_S
-        goals.append(_at_most(f"{name}: a batch, median", took, most, " s"))
+        goals.append(at_most(f"{name}: a batch, median", took, most, " s"))
     return goals
-
-
-def _at_most(what: str, value: float, limit: float, unit: str) -> Goal:
-    return Goal(what=what, value=value, limit=limit, at_least=False, unit=unit)
 
 
 def main() -> int:

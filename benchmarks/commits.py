@@ -42,7 +42,7 @@ from batchmill.store import (
 )
 from batchmill.store.postgres import PostgresStore
 from batchmill.store.states import Shape
-from benchmarks.goals import Goal
+from benchmarks.goals import Goal, at_least
 from benchmarks.machine import machine, machine_line
 from benchmarks.report import Table, say, spread, write_json
 
@@ -125,7 +125,7 @@ class Commits:
             return []
         rate = median(self.rates(LARGE))
         what = f"{LARGE:,} delta rows, {NEW}: rate to that of the code before"
-        return [Goal(what=what, value=rate, limit=TIMES, at_least=True, unit="x")]
+        return [at_least(what, rate, TIMES)]
 
     def table(self) -> Table:
         """What to print."""

@@ -29,7 +29,7 @@ from batchmill.spool import SpoolSettings, delta_file
 from batchmill.spool.rows import encode
 from batchmill.store import open_store
 from benchmarks.command import Benchmark
-from benchmarks.goals import Goal
+from benchmarks.goals import Goal, at_least
 from benchmarks.pipeline_check import Disagreement
 from benchmarks.pipeline_ours import cpu_seconds, scratch, start_spark
 from benchmarks.report import Result, Table, say, spread
@@ -216,28 +216,11 @@ def _values(path: Path) -> dict[Any, Any]:
 def _goals(results: Mapping[str, Result]) -> list[Goal]:
     (saved,) = results.values()
     assert isinstance(saved, Saved)
+    fewer = saved.fewer_bytes
     return [
-        Goal(
-            what="bytes in the spool, rows every 0.2 s to deltas",
-            value=saved.fewer_bytes("rows every 0.2 s"),
-            limit=50,
-            at_least=True,
-            unit="x",
-        ),
-        Goal(
-            what="bytes in the spool, rows in full segments to deltas",
-            value=saved.fewer_bytes("rows"),
-            limit=50,
-            at_least=True,
-            unit="x",
-        ),
-        Goal(
-            what="the pipeline's processor time, rows to deltas",
-            value=saved.less_cpu,
-            limit=10,
-            at_least=True,
-            unit="x",
-        ),
+        at_least("bytes in the spool, rows every 0.2 s to deltas", fewer("rows every 0.2 s"), 50),
+        at_least("bytes in the spool, rows in full segments to deltas", fewer("rows"), 50),
+        at_least("the pipeline's processor time, rows to deltas", saved.less_cpu, 10),
     ]
 
 

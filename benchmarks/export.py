@@ -29,7 +29,7 @@ from pyspark.sql import SparkSession
 from batchmill.oal import core_script
 from batchmill.outbox import Outbox
 from batchmill.spark import BatchReport, Pipeline
-from benchmarks.goals import Goal
+from benchmarks.goals import at_most
 from benchmarks.machine import machine, machine_line
 from benchmarks.pipeline_data import spans_table
 from benchmarks.pipeline_ours import scratch, start_spark
@@ -188,13 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     spark.stop()
     goals = [
-        Goal(
-            what=f"share of a micro-batch, {name}",
-            value=100 * cost.share(name),
-            limit=100 * LIMIT,
-            at_least=False,
-            unit=" %",
-        )
+        at_most(f"share of a micro-batch, {name}", 100 * cost.share(name), 100 * LIMIT, " %")
         for name in (WELL, DEAD)
     ]
     for table in cost.tables():

@@ -24,7 +24,7 @@ from benchmarks import (
     ingest_road,
     ingest_road_result,
 )
-from benchmarks.goals import Goal
+from benchmarks.goals import Goal, at_least, at_most
 from benchmarks.ingest_receiver import PYTHON
 from benchmarks.ingest_senders import JSON
 from benchmarks.machine import machine, machine_line
@@ -119,36 +119,28 @@ def _goals(result: Result) -> Iterator[Goal]:
         case ingest_receive.Receive():
             busy = ingest_receive.BUSY
             cost, rate = median(result.costs(busy)), median(result.rates(busy))
-            yield _at_most("HTTP: processor-seconds a million spans", cost, 7, " s")
-            yield _at_least("HTTP: acknowledged spans/s", rate, 150_000, "")
+            yield at_most("HTTP: processor-seconds a million spans", cost, 7, " s")
+            yield at_least("HTTP: acknowledged spans/s", rate, 150_000, "")
             json = median(result.gains((JSON, ingest_receive.MANY), PYTHON))
-            yield _at_least("HTTP with JSON: rate to that of decoding in Python", json, 3)
+            yield at_least("HTTP with JSON: rate to that of decoding in Python", json, 3)
         case ingest_processes.Processes():
             for decoder in result.turns:
                 what = f"two processes to one, {decoder} decoder"
-                yield _at_least(what, result.ratio(decoder), ingest_processes.GOAL)
+                yield at_least(what, result.ratio(decoder), ingest_processes.GOAL)
         case ingest_receive.Steady():
-            yield _at_most("the receiver's memory, last third to middle", result.growth(), 1.05)
+            yield at_most("the receiver's memory, last third to middle", result.growth(), 1.05)
             linger = result.half.p99 / ingest_receive.LINGER_S
-            yield _at_most("p99 response to the linger, at half load", linger, 2)
+            yield at_most("p99 response to the linger, at half load", linger, 2)
         case ingest_flows.Flows():
             best = max(result.gains())
-            yield _at_least("flow order (stays out if it adds less)", best, 1, " points")
+            yield at_least("flow order (stays out if it adds less)", best, 1, " points")
         case ingest_road_result.Road():
             run = result.run
-            yield _at_most("the lag, last third to middle", run.growth("oldest_s"), 1.25)
-            yield _at_most("unread bytes, last third to middle", run.growth("bytes"), 1.25)
+            yield at_most("the lag, last third to middle", run.growth("oldest_s"), 1.25)
+            yield at_most("unread bytes, last third to middle", run.growth("bytes"), 1.25)
             counted = result.counted / result.acknowledged
-            yield _at_least("spans counted to acknowledged", counted, 1)
-            yield _at_most("spans counted to acknowledged", counted, 1)
-
-
-def _at_least(what: str, value: float | None, limit: float, unit: str = "x") -> Goal:
-    return Goal(what=what, value=value, limit=limit, at_least=True, unit=unit)
-
-
-def _at_most(what: str, value: float | None, limit: float, unit: str = "x") -> Goal:
-    return Goal(what=what, value=value, limit=limit, at_least=False, unit=unit)
+            yield at_least("spans counted to acknowledged", counted, 1)
+            yield at_most("spans counted to acknowledged", counted, 1)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from benchmarks import pipeline_growth, pipeline_small, pipeline_versus
 from benchmarks.command import Benchmark
-from benchmarks.goals import Goal
+from benchmarks.goals import Goal, at_least, at_most
 from benchmarks.pipeline_ours import start_spark
 from benchmarks.report import Result, say
 
@@ -100,30 +100,20 @@ def _goals(results: Mapping[str, Result]) -> Iterator[Goal]:
                     (ours, pipeline_versus.BATCH, 1.0),
                 ):
                     ratio = result.ratio(one, other)
-                    yield _at_least(f"events/s of {one} to {other}", ratio, limit)
+                    yield at_least(f"events/s of {one} to {other}", ratio, limit)
             case pipeline_growth.Growth():
                 limit = {"events": 11.0, "metrics": 2.5, "entities": 3.0}[name]
                 for larger, smaller in result.steps.items():
                     if "mild" not in larger:  # for the record
-                        yield _at_most(
-                            f"time of {larger} to {smaller}", result.ratio(larger), limit
-                        )
+                        yield at_most(f"time of {larger} to {smaller}", result.ratio(larger), limit)
             case pipeline_growth.Memory():
-                yield _at_most(
+                yield at_most(
                     "Python's memory, last third to middle", result.growth("python"), 1.05
                 )
-                yield _at_most("the JVM's heap, last third to middle", result.growth("heap"), 1.05)
+                yield at_most("the JVM's heap, last third to middle", result.growth("heap"), 1.05)
             case pipeline_small.Small():
                 median = result.as_json()["median"]
-                yield _at_most(f"{result.spans:,} spans, visible to committed", median, 3, " s")
-
-
-def _at_least(what: str, value: float | None, limit: float, unit: str = "x") -> Goal:
-    return Goal(what=what, value=value, limit=limit, at_least=True, unit=unit)
-
-
-def _at_most(what: str, value: float | None, limit: float, unit: str = "x") -> Goal:
-    return Goal(what=what, value=value, limit=limit, at_least=False, unit=unit)
+                yield at_most(f"{result.spans:,} spans, visible to committed", median, 3, " s")
 
 
 BENCHMARK = Benchmark(

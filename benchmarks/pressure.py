@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from benchmarks import pressure_asyncio, pressure_cost, pressure_threads
 from benchmarks.command import Benchmark
-from benchmarks.goals import Goal
+from benchmarks.goals import Goal, at_least, at_most
 from benchmarks.pressure_peers import ASYNC_BATCHER, EXECUTOR_LOOP, MILL, MILL_THRESHOLDS
 from benchmarks.pressure_rates import Rates
 from benchmarks.report import Result
@@ -26,24 +26,15 @@ def _goals_of(name: str, result: Result) -> Iterator[Goal]:
     match result:
         case pressure_cost.Cost():
             ratio = result.ratio(pressure_cost.BELOW)
-            yield _at_most("submit with thresholds, below WARNING, to without", ratio, 1.3)
+            yield at_most("submit with thresholds, below WARNING, to without", ratio, 1.3)
         case Rates():
             if name == "threads":
                 cost = result.best_ratio(MILL_THRESHOLDS)
-                yield _at_most("items/s without thresholds to with, worst case", cost, 1.3)
+                yield at_most("items/s without thresholds to with, worst case", cost, 1.3)
             peers = [EXECUTOR_LOOP] if name == "threads" else [ASYNC_BATCHER, EXECUTOR_LOOP]
             for peer in peers:
-                yield Goal(
-                    what=f"{MILL} to {peer}, {name}, worst case",
-                    value=result.worst_ratio(peer),
-                    limit=1,
-                    at_least=True,
-                    unit="x",
-                )
-
-
-def _at_most(what: str, value: float | None, limit: float) -> Goal:
-    return Goal(what=what, value=value, limit=limit, at_least=False, unit="x")
+                what = f"{MILL} to {peer}, {name}, worst case"
+                yield at_least(what, result.worst_ratio(peer), 1)
 
 
 BENCHMARK = Benchmark(

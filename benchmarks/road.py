@@ -24,7 +24,7 @@ from time import perf_counter
 
 from benchmarks import ingest_road, road_backlog, road_cost, road_flood
 from benchmarks.command import RESULTS, OtherParts
-from benchmarks.goals import Goal
+from benchmarks.goals import Goal, at_least, at_most
 from benchmarks.ingest_road_result import Road
 from benchmarks.ingest_senders import percentile
 from benchmarks.machine import machine, machine_line
@@ -135,39 +135,31 @@ def _goals(result: Result) -> Iterator[Goal]:
         case road_cost.Cost():
             warm = median(turn.pipeline for turn in result.warm)
             road = median(turn.road for turn in result.warm)
-            yield _at_most("pipeline, warm: processor seconds a million spans", warm, 20)
+            yield at_most("pipeline, warm: processor seconds a million spans", warm, 20, " s")
             first = result.first.pipeline
-            yield _at_most("pipeline, first batch of a process: the same", first, 40)
-            yield _at_most("receiver and pipeline, warm: the same", road, 27)
+            yield at_most("pipeline, first batch of a process: the same", first, 40, " s")
+            yield at_most("receiver and pipeline, warm: the same", road, 27, " s")
         case road_flood.Flood():
-            yield Goal(
-                what="spans/s from a full spool",
-                value=result.rate,
-                limit=50_000,
-                at_least=True,
-                unit="",
-            )
+            yield at_least("spans/s from a full spool", result.rate, 50_000, "")
         case road_backlog.Backlog():
             name = f"a backlog of {result.spans:,} spans"
             counted = result.counted / (result.spans + result.live)
             what = f"{name}: spans counted to those sent"
-            yield Goal(what=what, value=counted, limit=1, at_least=True, unit="x")
-            yield Goal(what=what, value=counted, limit=1, at_least=False, unit="x")
+            yield at_least(what, counted, 1)
+            yield at_most(what, counted, 1)
             what = f"{name}: starts of the pipeline"
-            yield Goal(what=what, value=result.starts, limit=1, at_least=False, unit="")
+            yield at_most(what, result.starts, 1, "")
             # The first batch compiles and loads what all others use.
             oldest = max(result.ages[1:], default=None)
             limit = road_backlog.TARGET_S + 5
-            yield _at_most(f"{name}: age of the newest data after the first batch", oldest, limit)
+            what = f"{name}: age of the newest data after the first batch"
+            yield at_most(what, oldest, limit, " s")
         case Road():
             times = result.run.times()
             for name, share, limit in (("p50", 0.5, 2.0), ("p95", 0.95, 3.5)):
                 value = percentile(times, share) if times else None
-                yield _at_most(f"sent to committed at 3,000 spans/s, {name}", value, limit)
-
-
-def _at_most(what: str, value: float | None, limit: float) -> Goal:
-    return Goal(what=what, value=value, limit=limit, at_least=False, unit=" s")
+                what = f"sent to committed at 3,000 spans/s, {name}"
+                yield at_most(what, value, limit, " s")
 
 
 def _whole_requests(text: str) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks import scale_shards
 from benchmarks.command import Benchmark
-from benchmarks.goals import Goal
+from benchmarks.goals import Goal, at_most
 from benchmarks.report import Result, Table, spread
 from benchmarks.scale_batches import Case, Turns, run_case, warm_up
 from benchmarks.scale_cluster import (
@@ -240,7 +240,7 @@ def goals_of(results: Mapping[str, Result]) -> list[Goal]:
                 turns = result.by_name["new rows"]
                 share = median(turn.share for turn in turns.turns) * 100
                 what = f"driver's part of all work, {turns.case.groups:,} groups"
-                goals.append(_at_most(what, share, 5, " %"))
+                goals.append(at_most(what, share, 5, " %"))
     return goals
 
 
@@ -251,7 +251,7 @@ def _spread_goal(result: Spread) -> Goal:
     fewest, most = names[0], names[-1]
     ratio = result.by_name[most].cpu(EXECUTORS) / result.by_name[fewest].cpu(EXECUTORS)
     what = f"executors' work, {most.split(',')[0]} to {fewest.split(',')[0]}, {largest:,} events"
-    return _at_most(what, ratio, 1.15)
+    return at_most(what, ratio, 1.15)
 
 
 def _growth_goals(all_turns: Sequence[Turns]) -> list[Goal]:
@@ -269,14 +269,10 @@ def _growth_goals(all_turns: Sequence[Turns]) -> list[Goal]:
         "peak of its JVM's heap": lambda turns: turns.memory.heap,
     }
     return [
-        _at_most(f"{what}, {pair}", look(larger) / look(smaller), 1.2)
+        at_most(f"{what}, {pair}", look(larger) / look(smaller), 1.2)
         for pair, (larger, smaller) in pairs.items()
         for what, look in looks.items()
     ]
-
-
-def _at_most(what: str, value: float, limit: float, unit: str = "x") -> Goal:
-    return Goal(what=what, value=value, limit=limit, at_least=False, unit=unit)
 
 
 PARTS: Mapping[str, Callable[[Size], Result]] = {

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from benchmarks import traces_batch, traces_search
 from benchmarks.command import Benchmark
-from benchmarks.goals import Goal
+from benchmarks.goals import Goal, at_most
 from benchmarks.report import Result
 
 BY_ID_MS, SEARCH_MS = 100.0, 500.0
@@ -33,18 +33,14 @@ def goals_of(results: Mapping[str, Result]) -> list[Goal]:
             case traces_search.Queries():
                 for query in result.queries:
                     limit = BY_ID_MS if query.name == traces_search.BY_ID else SEARCH_MS
-                    goals.append(_at_most(f"{query.name}, median", query.median_ms, limit, " ms"))
+                    goals.append(at_most(f"{query.name}, median", query.median_ms, limit, " ms"))
             case traces_batch.Batches():
                 ratio, share = result.elapsed_ratio(), result.sorting_share() * 100
                 what = "time of batches with keeping to without"
-                goals.append(_at_most(what, ratio, 1 + SHARE, "x"))
+                goals.append(at_most(what, ratio, 1 + SHARE, "x"))
                 what = "processor time of the thread that sorts, to that of the batches"
-                goals.append(_at_most(what, share, SHARE * 100, " %"))
+                goals.append(at_most(what, share, SHARE * 100, " %"))
     return goals
-
-
-def _at_most(what: str, value: float, limit: float, unit: str) -> Goal:
-    return Goal(what=what, value=value, limit=limit, at_least=False, unit=unit)
 
 
 BENCHMARK = Benchmark(
