@@ -187,6 +187,11 @@ def as_jaeger(trace: Trace) -> dict[str, Any]:
         place = span.service, tuple(span.resource.items())
         process = processes.setdefault(place, f"p{len(processes) + 1}")
         spans.append(_span(span, process, known))
+    warnings = []
+    if trace.left_out:
+        warnings.append(f"{count_of(trace.left_out, 'later span')} left out")
+        # Grafana shows the warnings of spans only.
+        spans[0]["warnings"] = warnings + (spans[0]["warnings"] or [])
     return {
         "traceID": trace.trace_id,
         "spans": spans,
@@ -197,9 +202,7 @@ def as_jaeger(trace: Trace) -> dict[str, Any]:
             }
             for (service, pairs), process in processes.items()
         },
-        "warnings": [f"{count_of(trace.left_out, 'later span')} left out"]
-        if trace.left_out
-        else None,
+        "warnings": warnings or None,
     }
 
 
