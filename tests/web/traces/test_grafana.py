@@ -1,6 +1,7 @@
 """Grafana's Jaeger data source: the requests that it sends, byte by byte, and what it reads.
 
-From version 12 on its back end sends them; before, the browser did, through Grafana's proxy.
+From version 12 on its back end sends them: those below were recorded from plugin 13.0.1. Before,
+the browser did, through Grafana's proxy.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ from tests.kit.traces.segments import HOUR, kept, made_span
 from tests.web.kit import START_S, Call, CallWriter, Client, serving_all
 
 TEAM, LOCAL = "team/shop", "größe 1?"
+FIRST, SECOND = 0xABC, 2
 ROUTE = "GET /cart/{id}"
 EVENT = {"time": HOUR * 1_000_000 + 20_500, "name": "exception", "attributes": {"a": "b"}}
+FAILED: dict[str, Any] = {"status": "ERROR", "events": [EVENT], "note": 'ä b="c"'}
 ROWS = [
-    made_span(1, 1, at_ms=0, took_ms=100, service=TEAM, name=ROUTE, http__route="/cart/{id}"),
-    made_span(1, 2, 1, at_ms=10, took_ms=50, service=LOCAL, kind="CLIENT", name="SELECT a=b & c"),
-    made_span(2, 7, 6, at_ms=20, took_ms=900, service=TEAM, status="ERROR", events=[EVENT]),
+    made_span(FIRST, 1, took_ms=100, service=TEAM, name=ROUTE, http__route="/cart/{id}"),
+    made_span(FIRST, 2, 1, at_ms=10, service=LOCAL, kind="CLIENT", name="SELECT a=b & c"),
+    made_span(SECOND, 7, 6, at_ms=20, took_ms=900, service=TEAM, **FAILED),
 ]
 FROM, TO = HOUR, HOUR + 3600
 TIMES = f"start={FROM}000000&end={TO}000000"
-TRACE = f"/api/traces/{1:032x}"
+TRACE = f"/api/traces/{FIRST:032x}"
 
 KEY_VALUE = {"key": str, "type": str, "value": object}
 TRACE_READ = {
@@ -117,6 +120,7 @@ BACK_END = (
     f"&operation=GET+%2Fcart%2F%7Bid%7D&service=team%2Fshop&start={FROM}000000"
     "&tags=%7B%22http.route%22%3A%22%2Fcart%2F%7Bid%7D%22%7D"
 )
+SHOP = f"/api/traces?end={TO}000000&service=team%2Fshop&start={FROM}000000"
 BROWSER = (
     "/api/traces?service=team%2Fshop&operation=GET%20%2Fcart%2F%7Bid%7D"
     f"&tags=%7B%22http.route%22%3A%22%2Fcart%2F%7Bid%7D%22%7D&limit=20&{TIMES}&lookback=custom"
@@ -126,17 +130,31 @@ BROWSER = (
 @pytest.mark.parametrize(
     ("target", "ids"),
     [
-        (BACK_END, [1]),
-        (BROWSER, [1]),
-        (f"/api/traces?end={TO}000000&limit=20&service=team%2Fshop&start={FROM}000000", [2, 1]),
-        (f"/api/traces?service=team%2Fshop&{TIMES}&lookback=custom", [2, 1]),
+        (BACK_END, [FIRST]),
+        (SHOP, [SECOND, FIRST]),
+        (f"/api/traces?end={TO}000000&limit=1&service=team%2Fshop&start={FROM}000000", [SECOND]),
+        (f"{SHOP}&tags=%7B%22error%22%3A%22true%22%7D", [SECOND]),
+        # error=true note="ä b=\"c\"", a tag without a value, and what is no tag at all
+        (
+            f"{SHOP}&tags=%7B%22error%22%3A%22true%22%2C"
+            "%22note%22%3A%22%C3%A4+b%3D%5C%22c%5C%22%22%7D",
+            [SECOND],
+        ),
+        (f"{SHOP}&tags=%7B%22error%22%3A%22%22%7D", []),
+        (f"{SHOP}&tags=%7B%7D", [SECOND, FIRST]),
+        (
+            f"/api/traces?end={TO}000000&limit=20&operation=SELECT+a%3Db+%26+c"
+            f"&service=gr%C3%B6%C3%9Fe+1%3F&start={FROM}000000",
+            [FIRST],
+        ),
+        (f"/api/traces?end={TO}000000&service=nobody&start={FROM}000000", []),
+        (BROWSER, [FIRST]),
+        (f"/api/traces?service=team%2Fshop&{TIMES}&lookback=custom", [SECOND, FIRST]),
         (
             "/api/traces?service=team%2Fshop&tags=%7B%22error%22%3A%22true%22%7D"
             f"&{TIMES}&lookback=custom",
-            [2],
+            [SECOND],
         ),
-        (f"/api/traces?service=gr%C3%B6%C3%9Fe+1%3F&operation=SELECT+a%3Db+%26+c&{TIMES}", [1]),
-        (f"/api/traces?service=nobody&{TIMES}", []),
     ],
 )
 def test_traces_are_searched(client: Client, target: str, ids: list[int]) -> None:
@@ -150,7 +168,8 @@ def test_traces_are_searched(client: Client, target: str, ids: list[int]) -> Non
     "target",
     [
         TRACE,
-        "/api/traces/1",
+        "/api/traces/abc",
+        f"/api/traces/{FIRST:032X}",
         f"{TRACE}?end={TO}000&start={FROM}000",  # with its setting "Query by trace ID with time"
     ],
 )
@@ -170,7 +189,8 @@ def test_a_trace_and_its_node_graph(client: Client, target: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["/api/traces/nothing", "/api/traces/a%2Fb", "/api/traces/ABC+def", f"{TRACE}0"]
+    "target",
+    ["/api/traces/99", "/api/traces/nothing+at%2Fall%3F", "/api/traces/ABC+def", f"{TRACE}0"],
 )
 def test_a_trace_that_is_not_there_is_an_error(client: Client, target: str) -> None:
     """The data source shows the status; an empty list would be an empty panel."""
