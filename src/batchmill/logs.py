@@ -82,6 +82,7 @@ class LogLimit(logging.Filter):
             kind.left_out += 1
             if self._timer is None:
                 self._timer = threading.Timer(self._period_s, self.flush)
+                self._timer.name = "batchmill-log"
                 self._timer.daemon = True
                 self._timer.start()
         return False

@@ -38,10 +38,14 @@ def test_every_module_that_starts_threads_is_on_the_map() -> None:
     for path in PACKAGE.rglob("*.py"):
         module = path.relative_to(PACKAGE).as_posix()
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                starting |= {module for base in node.bases if ast.unparse(base) in STARTERS}
             if isinstance(node, ast.Call) and ast.unparse(node.func) in STARTERS:
                 starting.add(module)
                 arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
-                if arguments and not any(map(_is_name, arguments)):
+                # A timer takes no name: its attribute is set.
+                is_timer = ast.unparse(node.func) == "threading.Timer"
+                if arguments and not is_timer and not any(map(_is_name, arguments)):
                     unnamed.append(f"{module}:{node.lineno}")
     table = MAP.read_text("utf-8").partition("## Where the threads are")[2].partition("\n## ")[0]
     assert len(starting) > 10
@@ -49,7 +53,7 @@ def test_every_module_that_starts_threads_is_on_the_map() -> None:
     assert unnamed == []
 
 
-STARTERS = ("threading.Thread", "InheritableThread", "ThreadPoolExecutor")
+STARTERS = ("threading.Thread", "threading.Timer", "InheritableThread", "ThreadPoolExecutor")
 
 
 def _is_name(argument: ast.expr) -> bool:

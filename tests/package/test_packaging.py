@@ -55,8 +55,13 @@ from batchmill.sources import builtin_catalog
 next(iter(builtin_catalog().sources.values())).arrow_schema()
 """,
     "aggregate": """
-import batchmill, batchmill.aggregate, batchmill.workers
-for package, name in ((batchmill.aggregate, "Aggregator"), (batchmill.workers, "Committer")):
+import batchmill, batchmill.aggregate, batchmill.spans, batchmill.traces, batchmill.workers
+for package, name in (
+    (batchmill.aggregate, "Aggregator"),
+    (batchmill.spans, "link"),
+    (batchmill.traces, "SpanReader"),
+    (batchmill.workers, "Committer"),
+):
     try:
         getattr(package, name)
     except batchmill.MissingExtraError as error:

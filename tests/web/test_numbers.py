@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ import pytest
 
 import batchmill
 from batchmill.sources import service_id
-from batchmill.store import Store, open_store
+from batchmill.store import Store, decode_numbers, open_store
 from batchmill.web.api import listing, measures, overview, service, topology
 from batchmill.web.api.entity import entity
+from batchmill.web.api.measures import MeasureCache
 from batchmill.web.api.parameters import read_range
 from tests.web.entities_kit import TicketSold
 from tests.web.traffic import USER, Call, Shop
@@ -302,3 +303,25 @@ def test_a_host_outside_has_a_page_too(tmp_path: Path) -> None:
     assert page["range"]["cpm"] == 1
     assert [rate for rate in page["series"]["cpm"] if rate] == [1, 1]
     assert {caller["name"] for caller in page["callers"]} == {"shop", "cart"}
+
+
+class _Plan:
+    """Reads a tally by number."""
+
+    def states(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        return (decode_numbers(values[0]),)
+
+
+def test_a_cache_of_measures_removes_the_older_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows and tallies are kept up to a limit, and results are right."""
+    monkeypatch.setattr(measures, "MOST_CACHED_ROWS", 10)
+    monkeypatch.setattr(measures, "MOST_TALLIES", 4)
+    cache = MeasureCache()
+    known = cache.rows("mark", 1)
+    known.update({(number, 0): (number, ()) for number in range(12)})
+    assert [key for key, _ in cache.rows("mark", 1)] == [6, 7, 8, 9, 10, 11]
+    assert cache.rows("mark", 60) == {}
+    for number in range(20):
+        tally = cache.tally(_Plan(), [f"{number + 9}", "1:2"], ["5", "1"])
+        assert tally == {number + 9: 1, 1: 3, 5: 1}
+        assert len(cache._tallies) <= 4

@@ -148,6 +148,7 @@ class KafkaForwarder:
         """Send what is in hand, as far as that goes in time; the rest is dropped, and counted."""
         deadline = time.monotonic() + timeout_s
         timer = threading.Timer(timeout_s, self._ending.set)
+        timer.name = "batchmill-forwarder-close"
         timer.start()
         self._queue.shutdown()
         timer.cancel()

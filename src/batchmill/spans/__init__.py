@@ -64,4 +64,4 @@ _MODULES = {
     "topn": "merge_statements merge_topn statement_stats topn_records",
 }
 
-__getattr__ = lazy_names(__name__, _MODULES, feature="spans", extra="aggregate")
+__getattr__ = lazy_names(__name__, _MODULES, feature="the meaning of spans", extra="aggregate")

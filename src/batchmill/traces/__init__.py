@@ -39,4 +39,4 @@ _MODULES = {
     "trace": "Trace TraceSpan",
 }
 
-__getattr__ = lazy_names(__name__, _MODULES, feature="kept spans", extra="spool")
+__getattr__ = lazy_names(__name__, _MODULES, feature="reading kept spans", extra="aggregate")
