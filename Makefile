@@ -106,7 +106,7 @@ bench: $(VENV)/.run-installed $(VENV)/.bench-installed $(PACKAGE) ## run the ben
 	@$(BIN)/python -m benchmarks.pressure $(ARGS)
 	@$(BIN)/python -m benchmarks.flows $(ARGS)
 	@$(BIN)/python -m benchmarks.aggregate $(ARGS)
-ifneq ($(wildcard benchmarks/pipeline.py),)
+ifneq ($(wildcard benchmarks/pipeline/__main__.py),)
 	@$(FIND_JAVA)
 	@$(WITH_SYSTEM) $(BIN)/python -m benchmarks.pipeline $(ARGS)
 	@$(WITH_SYSTEM) $(BIN)/python -m benchmarks.ingest $(ARGS)

@@ -37,11 +37,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from batchmill.files import read_json
 from batchmill.run import Home
-from benchmarks.command import RESULTS
-from benchmarks.goals import Goal, at_most
-from benchmarks.ingest_receiver import scratch
-from benchmarks.machine import machine, machine_line
-from benchmarks.report import Table, say, write_json
+from benchmarks import RESULTS
+from benchmarks.ingest.receiver import scratch
+from benchmarks.kit.goals import Goal, at_most
+from benchmarks.kit.machine import machine, machine_line
+from benchmarks.kit.report import Table, say, write_json
 
 PAGES = ("services", "topology", "services/shop", "pipeline")
 SECOND = 1.0

@@ -24,13 +24,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.command import RESULTS
-from benchmarks.goals import Goal, at_most
-from benchmarks.ingest_receiver import scratch
-from benchmarks.ingest_road import StoreView, pipeline_of
-from benchmarks.machine import machine, machine_line, processes_below
-from benchmarks.report import Table, say, write_json
-from benchmarks.road_flood import fill
+from benchmarks import RESULTS
+from benchmarks.ingest.receiver import scratch
+from benchmarks.ingest.road import StoreView, pipeline_of
+from benchmarks.kit.goals import Goal, at_most
+from benchmarks.kit.machine import machine, machine_line, processes_below
+from benchmarks.kit.report import Table, say, write_json
+from benchmarks.road.flood import fill
 
 NEW, OLD, AGAIN = "new", "version 1", "taken over"
 HEAP = "1g"

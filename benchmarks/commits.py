@@ -42,11 +42,12 @@ from batchmill.store import (
 )
 from batchmill.store.postgres import PostgresStore
 from batchmill.store.states import Shape
-from benchmarks.goals import Goal, at_least
-from benchmarks.machine import machine, machine_line
-from benchmarks.report import Table, say, spread, write_json
+from benchmarks import RESULTS
+from benchmarks.kit.goals import Goal, at_least
+from benchmarks.kit.machine import machine, machine_line
+from benchmarks.kit.report import Table, say, spread, write_json
 
-DEFAULT_JSON = Path(__file__).parent / "results" / "commits.json"
+DEFAULT_JSON = RESULTS / "commits.json"
 SCRIPT = """
 calls = from(Endpoint.*).count();
 avg = from(Endpoint.latency).longAvg();

@@ -28,11 +28,11 @@ from batchmill.spark import Pipeline
 from batchmill.spool import SpoolSettings, delta_file
 from batchmill.spool.rows import encode
 from batchmill.store import open_store
-from benchmarks.command import Benchmark
-from benchmarks.goals import Goal, at_least
-from benchmarks.pipeline_check import Disagreement
-from benchmarks.pipeline_ours import cpu_seconds, scratch, start_spark
-from benchmarks.report import Result, Table, say, spread
+from benchmarks.kit.command import Benchmark
+from benchmarks.kit.goals import Goal, at_least
+from benchmarks.kit.report import Result, Table, say, spread
+from benchmarks.pipeline.check import Disagreement
+from benchmarks.pipeline.ours import cpu_seconds, scratch, start_spark
 
 SOURCE = "Endpoint"
 METRICS = load(

@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("opentelemetry")
 
-from benchmarks import plots
 from benchmarks.cardinality import PAGES, Sample, goals_of
-from benchmarks.plots_model import Curves
+from benchmarks.plots import drawing as plots
+from benchmarks.plots.model import Curves
 
 LIMIT = 100_000
 

@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("opentelemetry")
 
-from benchmarks import plots
 from benchmarks.checkpoint import AGAIN, NEW, OLD, Start, goals_of
-from benchmarks.plots_model import Bars
+from benchmarks.plots import drawing as plots
+from benchmarks.plots.model import Bars
 
 START = Start(checkpoint=NEW, start_s=40.0, driver_mib=100.0, jvm_mib=500.0, batches_s=[1.0, 2.0])
 

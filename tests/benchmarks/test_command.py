@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.command import Benchmark, OtherParts
-from benchmarks.goals import Goal
-from benchmarks.report import Result, Table
+from benchmarks.kit.command import Benchmark, OtherParts
+from benchmarks.kit.goals import Goal
+from benchmarks.kit.report import Result, Table
 
 
 @dataclass

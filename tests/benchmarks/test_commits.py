@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("psycopg")
 pytest.importorskip("numpy")
 
-from benchmarks import plots
 from benchmarks.commits import LARGE, NEW, OLD, ONE, Commits, Cost
-from benchmarks.plots_model import Bars
+from benchmarks.plots import drawing as plots
+from benchmarks.plots.model import Bars
 
 ONE_CONNECTION, WRITERS = OLD
 

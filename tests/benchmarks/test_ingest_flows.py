@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.ingest_flows import _full_requests
-from benchmarks.ingest_flows_roads import ROADS, open_road
+from benchmarks.ingest.flows import _full_requests
+from benchmarks.ingest.flows_roads import ROADS, open_road
 from tests.kit.threads import PATIENCE_S
 
 

@@ -9,19 +9,20 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import plots
-from benchmarks.plots_model import Bars, Plot, number, of_goals
-from benchmarks.report import write_json
+from benchmarks import RESULTS
+from benchmarks.kit.report import write_json
+from benchmarks.plots import drawing as plots
+from benchmarks.plots.model import Bars, Plot, number, of_goals
 
 SVG = "{http://www.w3.org/2000/svg}"
 DUBLIN = "{http://purl.org/dc/elements/1.1/}"
 LARGEST = 100_000
 GOAL = {"what": "a", "value": 2.0, "limit": 1, "at_least": True, "unit": "x"}
-NAMES = sorted(path.stem for path in plots.RESULTS.glob("*.json"))
+NAMES = sorted(path.stem for path in RESULTS.glob("*.json"))
 
 
 def _results(name: str) -> dict[str, Any]:
-    results: dict[str, Any] = json.loads((plots.RESULTS / f"{name}.json").read_text("utf-8"))
+    results: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
     return results
 
 
@@ -115,7 +116,7 @@ def test_the_plot_of_queries_stands_before_their_results_do() -> None:
 
 def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     """There is nothing in a plot of the hour it was made, nor of chance."""
-    from benchmarks.plots_paint import paint
+    from benchmarks.plots.paint import paint
 
     plot = of_goals("Again", {"goals": [GOAL]})
     made = []

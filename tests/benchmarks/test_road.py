@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import road, road_backlog
-from benchmarks.road_backlog import Backlog
-from benchmarks.road_cost import REQUEST_SPANS, requests
+from benchmarks.road import __main__ as road
+from benchmarks.road import backlog
+from benchmarks.road.backlog import Backlog
+from benchmarks.road.cost import REQUEST_SPANS, requests
 from tests.kit.files import ROOT
 
 END_NS = 1_800_000_000 * 10**9
@@ -39,7 +40,7 @@ def test_processor_time_includes_processes_that_have_ended() -> None:
     nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY!r}], check=True)"
     # In a process of its own: servers of other tests may end meanwhile.
     script = (
-        "import os, subprocess, sys; from benchmarks.machine import tree_cpu_s; "
+        "import os, subprocess, sys; from benchmarks.kit.machine import tree_cpu_s; "
         "before = tree_cpu_s(os.getpid()); "
         f"subprocess.run([sys.executable, '-c', {nested!r}], check=True); "
         "print(tree_cpu_s(os.getpid()) - before)"
@@ -81,7 +82,7 @@ def test_a_pipeline_that_ends_is_started_again(monkeypatch: pytest.MonkeyPatch) 
     """As a supervisor does, and each start is counted."""
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait()
-    follow = road_backlog._Watch.follow
+    follow = backlog._Watch.follow
     followed: list[bool] = []
 
     @contextlib.contextmanager
@@ -93,9 +94,9 @@ def test_a_pipeline_that_ends_is_started_again(monkeypatch: pytest.MonkeyPatch) 
         followed.append(bool(followed) or follow(*given))
         return followed[-1]
 
-    monkeypatch.setattr(road_backlog, "pipeline_of", pipeline_of)
-    monkeypatch.setattr(road_backlog._Watch, "follow", follow_once)
-    assert road_backlog.measure(spans=REQUEST_SPANS).starts == 2
+    monkeypatch.setattr(backlog, "pipeline_of", pipeline_of)
+    monkeypatch.setattr(backlog._Watch, "follow", follow_once)
+    assert backlog.measure(spans=REQUEST_SPANS).starts == 2
     assert followed == [False, True]
 
 

@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from benchmarks import scale_model
-from benchmarks.scale_batches import MINUTES, Case, write_batch
+from benchmarks.scale import model as scale_model
+from benchmarks.scale.batches import MINUTES, Case, write_batch
 from tests.kit.files import ROOT
 
 PAGE = ROOT / "docs" / "scale.md"
@@ -62,7 +62,7 @@ def test_the_model_adds_up() -> None:
 
 def test_large_numbers_are_written_out() -> None:
     """With three digits that count, and without an exponent; what nobody knows is said."""
-    results = json.loads(scale_model.RESULTS.read_text("utf-8"))
+    results = json.loads(scale_model.SCALE_JSON.read_text("utf-8"))
     lines = "\n".join(scale_model.tables(results)[-1])
     assert not re.search(r"\de\+", lines)
     assert re.search(r"\| 100 \| \d+ million \|", lines)
@@ -71,7 +71,7 @@ def test_large_numbers_are_written_out() -> None:
 
 def test_the_page_has_the_tables_of_the_results() -> None:
     """A run that is committed without its page is noticed."""
-    results = json.loads(scale_model.RESULTS.read_text("utf-8"))
+    results = json.loads(scale_model.SCALE_JSON.read_text("utf-8"))
     page = PAGE.read_text("utf-8").splitlines()
     for table in scale_model.tables(results):
         assert "\n".join(table) in "\n".join(page)

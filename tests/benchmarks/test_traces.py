@@ -9,11 +9,11 @@ import pytest
 pytest.importorskip("opentelemetry")
 
 from batchmill.traces import SpanKeeper
-from benchmarks import plots
-from benchmarks.plots_model import Bars
-from benchmarks.traces import goals_of
-from benchmarks.traces_batch import Batches, Sorting, Turn
-from benchmarks.traces_search import BY_ID, Kept, Queries, Query
+from benchmarks.plots import drawing as plots
+from benchmarks.plots.model import Bars
+from benchmarks.traces.__main__ import goals_of
+from benchmarks.traces.batch import Batches, Sorting, Turn
+from benchmarks.traces.search import BY_ID, Kept, Queries, Query
 
 
 def queries(by_id_ms: float, search_ms: float) -> Queries:

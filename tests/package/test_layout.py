@@ -66,7 +66,7 @@ def is_private(module: str) -> bool:
     return module.count(".") > 1 and module not in PUBLIC_MODULES
 
 
-@pytest.mark.parametrize("root", [SOURCE, TESTS], ids=["src", "tests"])
+@pytest.mark.parametrize("root", [SOURCE, TESTS, ROOT / "benchmarks"], ids=lambda root: root.name)
 def test_no_folder_has_too_many_modules(root: Path) -> None:
     """A folder can be read at one look; one that grows past that becomes several."""
     counts = {

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from benchmarks.ingest_bodies import SPREAD_NS, Body, Made, trace
+from benchmarks.ingest.bodies import SPREAD_NS, Body, Made, trace
 from tests.kit.ingest import PROTOBUF
 from tests.soak.balance import ClockMove, Request, Sent, sent_of
 from tests.soak.verdict import Attempt

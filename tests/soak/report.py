@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import machine
-from benchmarks.plots_model import Curves, Plot
+from benchmarks.kit.machine import machine
+from benchmarks.plots.model import Curves, Plot
 from tests.soak.schedule import Plan
 from tests.soak.verdict import Series, Share
 
@@ -123,7 +123,7 @@ def write(result: Result, folder: Path) -> None:
 
 def draw(folder: Path, target: Path) -> None:
     """Draw the curves of a result that was written to a folder."""
-    from benchmarks.plots_paint import paint
+    from benchmarks.plots.paint import paint
 
     summary = json.loads((folder / "result.json").read_text("utf-8"))
     content = (folder / "samples.csv").read_bytes()

@@ -26,7 +26,7 @@ from batchmill.spark.batch.merge import BlobMerger, CommitStep
 from batchmill.spark.batch.report import TaskReport
 from batchmill.spark.errors import BatchTooLargeError
 from batchmill.store import Batch
-from benchmarks.road_backlog import TARGET_S, measure
+from benchmarks.road.backlog import TARGET_S, measure
 from tests.kit.exporters import listed_changes
 from tests.kit.files import ROOT
 from tests.kit.jvm import java_missing, jvm_options

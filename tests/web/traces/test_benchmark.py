@@ -11,7 +11,7 @@ pytest.importorskip("duckdb")
 
 from batchmill.traces import SpanKeeper, SpanReader, TraceQuery
 from batchmill.web.meaning import MetricNames
-from benchmarks.traces_search import SEGMENT, make_segments
+from benchmarks.traces.search import SEGMENT, make_segments
 
 START_S = 1_800_000_000.0
 

@@ -1,0 +1,1 @@
+"""Aggregation in the process beside its peers: ``python -m benchmarks.aggregate``."""

@@ -1,0 +1,1 @@
+"""What an outbox for exporters costs a batch: ``python -m benchmarks.export``."""

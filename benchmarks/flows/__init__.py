@@ -1,0 +1,1 @@
+"""Flow-ordered dispatch beside its peers: ``python -m benchmarks.flows``."""

@@ -1,0 +1,1 @@
+"""Kafka in the place of the spool: ``python -m benchmarks.kafka``."""

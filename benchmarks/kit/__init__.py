@@ -1,0 +1,1 @@
+"""What all benchmarks share: the command line, goals, tables, the machine."""

@@ -1,0 +1,1 @@
+"""The pipeline beside other jobs on Spark: ``python -m benchmarks.pipeline``."""

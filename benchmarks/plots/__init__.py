@@ -1,0 +1,1 @@
+"""Plots of the committed results: ``python -m benchmarks.plots``."""

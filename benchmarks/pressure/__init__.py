@@ -1,0 +1,1 @@
+"""Thresholds and the micro-batcher beside their peers: ``python -m benchmarks.pressure``."""

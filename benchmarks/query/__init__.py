@@ -1,0 +1,1 @@
+"""Queries of the overview beside DuckDB: ``python -m benchmarks.query``."""

@@ -1,0 +1,1 @@
+"""The queue beside its peers: ``python -m benchmarks.queue``."""

@@ -1,0 +1,1 @@
+"""Groups, executors and databases: ``python -m benchmarks.scale``."""

@@ -1,0 +1,1 @@
+"""Kept spans: queries beside DuckDB, and their cost: ``python -m benchmarks.traces``."""
