@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -296,7 +297,7 @@ from batchmill.spark import PipelineError
 from tests.kit.pipelines import SMALL, pipeline
 from tests.spark.runtime.test_backlog import own_session
 
-folder, most = Path(sys.argv[1]), int(sys.argv[2])
+folder, most, how = Path(sys.argv[1]), int(sys.argv[2]), signal.Signals(int(sys.argv[3]))
 spark = own_session()
 with pipeline(spark, folder, oal=SMALL) as running:
     commit = running.store.commit
@@ -304,9 +305,12 @@ with pipeline(spark, folder, oal=SMALL) as running:
     def limited(batch):
         print(sum(batch.rows.values()), flush=True)
         if sum(batch.rows.values()) > most:
-            os.kill(SparkContext._gateway.proc.pid, signal.SIGKILL)
-            SparkContext._gateway.proc.wait()
-            spark.range(1).count()
+            jvm = SparkContext._gateway.proc
+            os.kill(jvm.pid, how)
+            if how is signal.SIGKILL:
+                jvm.wait()
+            while True:  # else it stops the context first, and answers meanwhile
+                spark.range(1).count()
         return commit(batch)
 
     running.store.commit = limited
@@ -328,17 +332,19 @@ def own_session() -> SparkSession:
 
 
 @pytest.mark.system
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "ends"])
 def test_a_batch_in_which_the_jvm_died_twice_is_made_smaller(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
 ) -> None:
     """The system may kill it alone, as it is the largest; the driver lives, and says what it is.
 
-    The third life, of another process, makes the batch smaller.
+    One that runs out of memory itself ends as it does on SIGTERM: it stops the context before. The
+    third life, of another process, makes the batch smaller.
     """
     fill(tmp_path, 4)
     for _ in range(2):
         done = subprocess.run(
-            [sys.executable, "-c", JVM_DIES, str(tmp_path), "32"],
+            [sys.executable, "-c", JVM_DIES, str(tmp_path), "32", str(int(how))],
             env={
                 **os.environ,
                 "PYSPARK_PYTHON": sys.executable,

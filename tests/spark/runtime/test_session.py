@@ -11,6 +11,8 @@ import sys
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from py4j.protocol import Py4JJavaError
@@ -20,11 +22,14 @@ from pyspark.sql.functions import udf
 
 from batchmill.spark import Pipeline
 from batchmill.spark.failures import is_out_of_memory
+from batchmill.spark.runtime import session as sessions
 from batchmill.spark.runtime.session import (
+    Lease,
     _collector,
     _memory,
     _temporary_option,
     copy_of,
+    jvm_has_ended,
     prepare,
     rows_for,
 )
@@ -120,6 +125,70 @@ def test_a_session_that_runs_already_is_nobody_elses_to_change(
     assert "spark.driver.memory cannot be changed" in log
     assert spark.conf.get("spark.sql.caseSensitive") == before
     assert spark.range(3).count() == 3
+
+
+class EndingSession:
+    """A session whose JVM answers a few times, then not any more; a stop fails."""
+
+    def __init__(self, answers: int) -> None:
+        self._answers = answers
+        self.sparkContext = self
+
+    @property
+    def defaultParallelism(self) -> int:  # noqa: N802 - Spark's name
+        """As a context has it."""
+        self._answers -= 1
+        if self._answers < 0:
+            raise ConnectionRefusedError
+        return 1
+
+    def stop(self) -> Any:
+        """What Spark's own does without a JVM."""
+        raise ConnectionRefusedError
+
+
+@pytest.mark.parametrize(("answers", "raises"), [(0, False), (1, False), (2, True)])
+def test_a_jvm_that_ends_before_its_session_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, answers: int, raises: bool
+) -> None:
+    """It may have answered a moment before; what stopped the pipeline is what is reported."""
+    monkeypatch.setattr(sessions, "_users", {"ours": 1})
+    lease = Lease(cast("SparkSession", EndingSession(answers)), "ours")
+    if raises:
+        with pytest.raises(ConnectionRefusedError):
+            lease.release()
+    else:
+        lease.release()
+    lease.release()
+    assert sessions._users == {}
+
+
+class StoppedContext:
+    """A context that was stopped in its JVM, whose process may be about to end."""
+
+    def __init__(self, process: subprocess.Popen[bytes] | None) -> None:
+        self._gateway = SimpleNamespace(proc=process)
+
+    @property
+    def defaultParallelism(self) -> int:  # noqa: N802 - Spark's name
+        """As a context has it."""
+        raise PySparkException("Cannot call methods on a stopped SparkContext")
+
+
+def test_a_jvm_that_is_ending_still_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its context is stopped by then; that of an application that has stopped it itself, too."""
+
+    def has_ended(process: subprocess.Popen[bytes] | None) -> bool:
+        context = StoppedContext(process)
+        return jvm_has_ended(cast("SparkSession", SimpleNamespace(sparkContext=context)))
+
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as goes_on:
+        monkeypatch.setattr(sessions, "_END_S", 0.01)
+        assert not has_ended(goes_on)
+    monkeypatch.undo()
+    with subprocess.Popen(["cat"], stdin=subprocess.DEVNULL) as ends:
+        assert has_ended(ends)
+    assert not has_ended(None)
 
 
 def test_rows_of_a_frame_are_counted_by_our_settings(spark: SparkSession, tmp_path: Path) -> None:

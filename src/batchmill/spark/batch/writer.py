@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from batchmill.aggregate import Aggregator, EntityAccount
@@ -22,7 +20,7 @@ from batchmill.spark.files.quarantine import Quarantine
 from batchmill.spark.files.state import StateFiles
 from batchmill.spark.input.books import Plan
 from batchmill.spark.runtime.checkpoint import Checkpoint
-from batchmill.spark.runtime.session import copy_of
+from batchmill.spark.runtime.session import copy_of, jvm_has_ended
 from batchmill.spark.settings import PipelineSettings
 from batchmill.store import (
     Batch,
@@ -132,12 +130,7 @@ class StreamWriter:
     @property
     def jvm_is_gone(self) -> bool:
         """Whether the JVM of Spark has ended, without being told to."""
-        try:
-            return self._spark.sparkContext.defaultParallelism < 0
-        except (Py4JJavaError, PySparkException, AttributeError):  # the context was stopped
-            return False
-        except (Py4JError, OSError):
-            return True
+        return jvm_has_ended(self._spark)
 
     def may_be_recut(self, number: int) -> bool:
         """Whether the store has nothing of a batch, so that it may get another input."""

@@ -10,6 +10,7 @@ import os
 import py_compile
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -17,9 +18,9 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
-from pyspark.errors import PySparkRuntimeError
+from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 import batchmill
@@ -41,6 +42,8 @@ _LIMITS = (
 _HEAP_PER_ROW = 512
 """Bytes of heap that a row of a batch is given."""
 _FEWEST_ROWS = 100_000
+_END_S = 5.0
+"""How long a JVM may take to end."""
 
 SETTINGS: Mapping[str, str] = {
     # Buckets, and times in files that have no zone, are UTC.
@@ -87,7 +90,11 @@ class Lease:
             if not _users[application]:
                 del _users[application]
                 if _is_alive(self.session.sparkContext):  # not stopped by others
-                    self.session.stop()
+                    try:
+                        self.session.stop()
+                    except (Py4JError, OSError):  # a JVM that was ending has answered a moment ago
+                        if not jvm_has_ended(self.session):
+                            raise
 
 
 def lease(
@@ -180,6 +187,28 @@ def _is_alive(context: SparkContext) -> bool:
         return context.defaultParallelism > 0
     except (AttributeError, Py4JError, OSError):  # it was stopped, here or in the JVM
         return False
+
+
+def jvm_has_ended(session: SparkSession) -> bool:
+    """Whether the JVM of Spark has ended without being told to.
+
+    One that runs out of memory answers while it is ending, with a stopped context, so it gets a
+    moment. The JVM of a context that an application has stopped goes on.
+    """
+    context = session.sparkContext
+    try:
+        return context.defaultParallelism < 0
+    except AttributeError:  # stopped in this process
+        return False
+    except (Py4JJavaError, PySparkException):  # stopped in the JVM
+        process = getattr(context._gateway, "proc", None)  # None: others have started the JVM
+        if process is None:
+            return False
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
+        return process.poll() is not None
+    except (Py4JError, OSError):
+        return True
 
 
 def _start(master: str, conf: Mapping[str, str] | None) -> SparkSession:
