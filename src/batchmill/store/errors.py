@@ -169,11 +169,14 @@ class PartConflictError(StoreError, RuntimeError):
     number: int
     recorded: tuple[int, ...]
     missing: tuple[int, ...]
-    template = (
-        "of batch {number} of the stream {stream!r} the parts {recorded} are in the store and "
-        "{missing} are not, though one task commits them together: the parts were dealt out to "
-        "tasks in another way than before; give a task only parts that are not recorded"
-    )
+
+    def __str__(self) -> str:
+        return (
+            f"of batch {self.number} of the stream {self.stream!r} {_parts_are(self.recorded)} in "
+            f"the store and {_parts_are(self.missing)} not, though one task commits them together: "
+            "the parts were divided among the tasks in another way than before; give a task only "
+            "parts that are not in the store"
+        )
 
 
 class PartsMissingError(StoreError, RuntimeError):
@@ -187,8 +190,8 @@ class PartsMissingError(StoreError, RuntimeError):
     """Parts that are committed and that the batch does not have."""
 
     def __str__(self) -> str:
-        wrong = [f"{self.missing} are not in the store"] if self.missing else []
-        wrong += [f"the store also has {self.unknown}"] if self.unknown else []
+        wrong = [f"{_parts_are(self.missing)} not in the store"] if self.missing else []
+        wrong += [f"the store also has {_parts(self.unknown)}"] if self.unknown else []
         return (
             f"batch {self.number} of the stream {self.stream!r} has {count_of(self.parts, 'part')}"
             f" (0 to {self.parts - 1}), but {' and '.join(wrong)}: run the batch again with the "
@@ -313,3 +316,13 @@ class NamesClashError(StoreError, ValueError):
     source: str
     why: str
     template = "the source {source!r} cannot have a table ({why}): rename it"
+
+
+def _parts(numbers: tuple[int, ...]) -> str:
+    """``part 3`` or ``parts 1, 3``."""
+    return f"part{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
+
+
+def _parts_are(numbers: tuple[int, ...]) -> str:
+    """``part 3 is`` or ``parts 1, 3 are``."""
+    return f"{_parts(numbers)} {'is' if len(numbers) == 1 else 'are'}"
