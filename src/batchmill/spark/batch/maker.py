@@ -405,9 +405,9 @@ def _check_complete(what: str, sent: int, received: int) -> None:
     """Raise if a step did not get what the one before it has sent: nothing may be lost silently."""
     if sent != received:
         raise PipelineError(
-            f"{sent:,} {what} were read, and {received:,} arrived: a file changed while the batch "
-            "ran, or a worker was lost at a bad moment. Nothing of the batch was committed; start "
-            "again, and it will be made anew"
+            f"of {what}, {sent:,} were sent to a step of the batch and {received:,} arrived: a "
+            "file changed while the batch ran, or a worker was lost. The batch was not committed: "
+            "start again, and it is repeated"
         )
 
 
