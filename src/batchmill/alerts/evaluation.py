@@ -114,7 +114,7 @@ def _value(condition: Threshold, window: Window, label: str | None) -> float | N
 
 
 def burn_rate(good: int, total: int, objective: float) -> float | None:
-    """How many times too fast an error budget is used up; None without a call.
+    """How fast an error budget is used up, 1 being the allowed rate; None without a call.
 
     >>> round(burn_rate(990, 1000, 0.999), 3)
     10.0

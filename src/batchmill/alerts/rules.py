@@ -153,8 +153,8 @@ class BurnRate:
         """In words."""
         long, short = duration_text(self.long_minutes), duration_text(self.short_minutes)
         return (
-            f"the error budget of {self.metric} ({self.objective * 100:g} %) burns more than "
-            f"{self.factor:g} times too fast over {long} and {short}"
+            f"the error budget of {self.metric} ({self.objective * 100:g} %) burns at more than "
+            f"{self.factor:g} times the allowed rate over {long} and {short}"
         )
 
 
