@@ -211,8 +211,8 @@ class AlertEngine(Closing):
             return False
         self._recorder.add("future_positions", len(ahead))
         log.warning(
-            "%s had come to %d, which is still to come: a clock is or was wrong. They go on behind "
-            "%d",
+            "%s evaluated up to minute %d, which is in the future: a clock is or was wrong. "
+            "Evaluation continues after minute %d",
             *(count_of(len(ahead), "rule"), max(position for _, position in ahead)),
             max(resumed.values()),
         )

@@ -21,8 +21,8 @@ def add_parser(commands: Any) -> None:
     repair = actions.add_parser(
         "repair",
         help="remove what a clock that was ahead has written to a store",
-        description="Show what is in a store from the future, and what expiry counts from. With "
-        "--apply, remove the one, and let the other follow the clock of this machine from now on: "
+        description="Show which data in a store is from the future, and which time expiry counts "
+        "from. With --apply, remove that data and set that time from the clock of this machine: "
         "check the clock first. A pipeline may run meanwhile.",
     )
     add = Options(repair)

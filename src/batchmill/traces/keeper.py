@@ -158,7 +158,11 @@ class SpanKeeper:
         try:
             self._finish_change()
         except OSError as error:
-            log.warning("kept spans cannot be exchanged now, trying again later: %s", error)
+            log.warning(
+                "an interrupted change of the kept spans' files cannot be finished now, "
+                "trying again later: %s",
+                error,
+            )
         self._remove_leftovers()
 
     @property

@@ -177,9 +177,9 @@ class RemoteWriter(Closing):
         resumed = self._position.last_until(complete)
         self._reached = minutes_before(complete, 1) if resumed is None else resumed
         log.warning(
-            "remote write has sent minutes up to %d, which is still to come, and which the store "
-            "has no more: it goes on behind %d. A receiver that has taken samples from the future "
-            "may refuse others until those are deleted there",
+            "remote write has sent minutes up to %d, which is in the future and no longer in the "
+            "store: it continues after minute %d. A receiver that took samples from the future may "
+            "refuse others until those are deleted there",
             *(reached, self._reached),
         )
         self._sent_values.clear()
@@ -194,8 +194,8 @@ class RemoteWriter(Closing):
             skipped = round((end_s(first) - end_s(self._reached)) / 60)
             self._recorder.add(minutes_skipped=skipped)
             log.warning(
-                "remote write was away for too long: it skips %s, from %d to %d, and goes on "
-                "behind that (catch_up_minutes is %d)",
+                "remote write was away for too long: it skips %s, from %d to %d, and continues "
+                "after that (catch_up_minutes is %d)",
                 *(count_of(skipped, "minute"), minutes_before(self._reached, -1), first),
                 self.settings.catch_up_minutes,
             )

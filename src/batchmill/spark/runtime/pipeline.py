@@ -407,7 +407,7 @@ class Pipeline:
                 self._release.close()
 
     def _trim(self, trusted: TrustedTime) -> None:
-        """Remove what is too much in the quarantine, and backfills that are forgotten."""
+        """Remove the oldest of the quarantine beyond its limit, and forgotten backfills."""
         self._quarantine.trim(self.settings.max_quarantine_bytes)
         if (now_s := trusted.now_s()) is not None:
             self._backfills.remove_forgotten(min(now_s, self._clock()))

@@ -350,11 +350,14 @@ class Upkeep:
             log.warning("read segments cannot be removed yet, trying again later: %s", error)
 
     def trim(self) -> None:
-        """Remove what quarantine and checkpoint have too much of."""
+        """Remove the oldest of the quarantine beyond its limit, and forgotten backfills."""
         try:
             self._trim()
         except OSError as error:
-            log.warning("what is too much cannot be removed, trying again later: %s", error)
+            log.warning(
+                "old files of quarantine and checkpoint cannot be removed, trying again later: %s",
+                error,
+            )
 
     def _run(self) -> None:
         due = time.monotonic() + _EVERY_S
