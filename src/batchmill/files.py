@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Self
 
 _OWN = "batchmill-"
-"""How the names of folders begin that belong to one process."""
+"""Prefix of the folders that belong to one process."""
 STALE_S = 60.0
-"""Nobody writes a file for so long."""
+"""A temporary file older than this was left by a process that was killed."""
 
 
 def write_whole(path: Path, data: bytes | str, *, durable: bool = False, mode: int = 0o600) -> None:

@@ -42,9 +42,9 @@ from batchmill.sources import (
 OVERFLOW = "overflow"
 """The name of such entities, and the store's counter of rows that went under them."""
 TOO_MANY = "too many new entities in a minute"
-"""A reason of that counter."""
+"""Counter reason: the event type's limit for this minute."""
 STORE_FULL = "too many entities in the store"
-"""The other one."""
+"""Counter reason: the store's limit for this kind of entity."""
 NO_LIMIT = 2**62
 MOST_OFFENDERS = 10
 """Of how many parents it is said how much went under their overflow entities."""

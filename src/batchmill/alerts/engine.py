@@ -49,7 +49,7 @@ log = logging.getLogger("batchmill.alerts")
 
 _DAY_S = 86_400
 _STEP_S = 3_600
-"""A smaller step of the clock is waited for."""
+"""Smaller errors of the clock are waited out."""
 
 
 class AlertEngine(Closing):
@@ -316,7 +316,7 @@ class AlertEngine(Closing):
         self._loaded = True
 
     def _take_over(self, waiting: Mapping[str, int]) -> None:
-        """Count what an earlier process left to send; drop what is for nobody any more."""
+        """Count unsent notifications of an earlier process; drop those of removed receivers."""
         self._took_over = True
         keys = {sender.receiver.key for sender in self.senders}
         for target, count in waiting.items():
@@ -430,7 +430,7 @@ def last_minute_over(now_s: float) -> int:
 
 
 def minutes_before(minute: int, count: int) -> int:
-    """The minute so many before another."""
+    """The minute ``count`` minutes before another."""
     return Grain.MINUTE.bucket(bucket_start(minute) - timedelta(minutes=count))
 
 

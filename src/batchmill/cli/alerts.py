@@ -143,7 +143,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 class _Known(NamedTuple):
-    """What is known of a metric."""
+    """A metric's source, function and arguments."""
 
     source: str
     function: str

@@ -138,7 +138,7 @@ class WorkerQueue:
         return taken
 
     def finish_running(self) -> list[Entry]:
-        """What was in the handler and no longer is."""
+        """Empty the running batch and return it."""
         done, self.running = self.running, []
         self.load -= len(done)
         return done

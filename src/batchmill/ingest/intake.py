@@ -519,7 +519,7 @@ class Body:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def put_back(self, body: bytes) -> None:
-        """Have it taken again."""
+        """Replace the collected parts by ``body``, for another :meth:`take`."""
         self._parts = [body]
 
     def decompressed_bytes(self, encoding: str) -> int:

@@ -236,7 +236,7 @@ class UnreadScan:
         self._known: dict[str, tuple[int, float]] = {}
 
     def scan(self, now: float) -> Unread:
-        """What is there; ``now`` is the time of day, for the age of the oldest."""
+        """Count, size, age and rows of unread segments; the age is that at the time ``now``."""
         segments: dict[str, tuple[int, float]] = {}
         total, oldest, rows = 0, now, 0
         for path in self._paths():

@@ -483,4 +483,4 @@ class L2Worker:
         self._committer.commit_if_due()
 
     def on_shutdown(self) -> None:
-        """Nothing: who closes the committer has it commit what is left."""
+        """Do nothing: closing the committer commits the rest."""

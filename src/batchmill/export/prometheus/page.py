@@ -103,7 +103,7 @@ class TelemetryPage:
         return gzip.compress(body, _GZIP_LEVEL, mtime=0) if gzipped else body
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to close."""
 
 
 class MetricsPage:

@@ -98,7 +98,7 @@ class Page(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what it reads."""
+        """Release what it reads from."""
         ...
 
 

@@ -192,7 +192,7 @@ class CommitStep:
     """How many tasks share the parts."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What was counted; and what is not for the store."""
+        """The task's report, and the blobs that are not for the store."""
         return self.run(this_task(), batches)
 
     def run(self, task: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

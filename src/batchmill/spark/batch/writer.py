@@ -86,7 +86,7 @@ class StreamWriter:
         self._is_behind = False
         self._fenced: FencedError | None = None
         self.settled: float | None = None
-        """That of the last plan."""
+        """``settled`` of the last plan."""
         self._settings = settings
         self._clock = clock
         self._expire = expire

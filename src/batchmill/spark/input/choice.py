@@ -169,7 +169,7 @@ class Room:
     rows: float
 
     def without(self, segment: Segment) -> Room:
-        """What is left beside that segment."""
+        """The room left after taking that segment."""
         return Room(self.cost - segment.cost, self.bytes - segment.size, self.rows - segment.rows)
 
     def part(self, share: float) -> Room:

@@ -79,7 +79,7 @@ class SpoolInput:
 
     @property
     def poll_s(self) -> float:
-        """Seldom: anybody can look into the folder."""
+        """Rarely: others can list the folder for what is unread."""
         return _POLL_S
 
     def check(self) -> None:
