@@ -26,12 +26,12 @@ Pin = tuple[str, str]
 
 def pins(locks: Iterable[str]) -> list[Pin]:
     """The packages of lock files, each version once."""
-    found = {
+    packages = {
         (re.sub(r"[-_.]+", "-", match["name"]).lower(), match["version"])
         for lock in locks
         for match in _PIN.finditer(lock)
     }
-    return sorted(found)
+    return sorted(packages)
 
 
 def vulnerabilities(pin: Pin, fetch: Callable[[str], Any]) -> list[str] | None:

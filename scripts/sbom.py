@@ -33,11 +33,11 @@ _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 def components(lock: str) -> list[dict[str, Any]]:
     """The packages of a lock file."""
-    found: list[dict[str, Any]] = []
+    packages: list[dict[str, Any]] = []
     for line in lock.splitlines():
         if pin := _PIN.match(line):
             name, version = pin["name"].lower().replace("_", "-"), pin["version"]
-            found.append(
+            packages.append(
                 {
                     "type": "library",
                     "name": name,
@@ -49,8 +49,8 @@ def components(lock: str) -> list[dict[str, Any]]:
                 }
             )
         for digest in _HASH.findall(line):
-            found[-1]["hashes"].append({"alg": "SHA-256", "content": digest})
-    return found
+            packages[-1]["hashes"].append({"alg": "SHA-256", "content": digest})
+    return packages
 
 
 def jars() -> list[dict[str, Any]]:
@@ -84,13 +84,13 @@ def _jar(file: Path) -> dict[str, Any]:
 
 def bundled() -> list[dict[str, Any]]:
     """What the wheel contains of others, for the web UI: as the ``VERSION`` beside it says."""
-    found: list[dict[str, Any]] = []
+    libraries: list[dict[str, Any]] = []
     for about in sorted(_VENDOR.glob("*/VERSION")):
         said = _VENDORED.match(about.read_text("utf-8"))
         assert said, f"{about} does not say what it is of"
         name, version = said["name"].lower(), said["version"]
         title, _, _ = about.with_name("LICENSE").read_text("utf-8").partition("\n")
-        found.append(
+        libraries.append(
             {
                 "type": "library",
                 "name": name,
@@ -108,7 +108,7 @@ def bundled() -> list[dict[str, Any]]:
                 ],
             }
         )
-    return found
+    return libraries
 
 
 def _sha256(file: Path) -> str:

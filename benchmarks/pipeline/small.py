@@ -99,7 +99,7 @@ def measure(spark: SparkSession, *, spans: int, batches: int, trigger_s: float) 
                     )
                     result.parts["made (spark_s)"].append(report.spark_s)
                     result.parts["stored (store_s)"].append(report.store_s)
-                    for name, ms in _told_by_spark(pipeline, report.number).items():
+                    for name, ms in _reported_by_spark(pipeline, report.number).items():
                         result.parts[f"Spark: {name}"].append(ms / 1000)
                 say(f"batch {number}: {seconds:.2f} s")
     return result
@@ -123,7 +123,7 @@ def _next(
             pipeline.await_end(0.001)  # raises what went wrong
 
 
-def _told_by_spark(pipeline: Pipeline, number: int) -> dict[str, int]:
+def _reported_by_spark(pipeline: Pipeline, number: int) -> dict[str, int]:
     """The parts of the batch by Spark's report, which comes a moment after the commit."""
     (query,) = pipeline.spark.streams.active
     for _ in range(200):

@@ -148,7 +148,7 @@ def served(url: str) -> Iterator[tuple[str, int]]:
             process.stdout.close()
 
 
-def asked(host: str, end_s: int) -> tuple[float, bytes]:
+def timed_request(host: str, end_s: int) -> tuple[float, bytes]:
     """The milliseconds of an answer, until all of it is there, and the answer."""
     connection = http.client.HTTPConnection(host, timeout=120)
     with contextlib.closing(connection):
@@ -164,7 +164,7 @@ def asked(host: str, end_s: int) -> tuple[float, bytes]:
     return taken * 1000, body
 
 
-def asked_peer(connection: duckdb.DuckDBPyConnection, data: Data) -> tuple[float, Any]:
+def timed_query(connection: duckdb.DuckDBPyConnection, data: Data) -> tuple[float, Any]:
     """The same of DuckDB."""
     question = QUESTION.format(
         precision=PRECISION,
@@ -208,20 +208,20 @@ def run(size: Size, rounds: int, folder: Path) -> Answers:
 
         def ask(name: str, end_s: int) -> bytes:
             before = cpu_s(pid)
-            taken, body = asked(host, end_s)
+            taken, body = timed_request(host, end_s)
             answers.ms.setdefault(name, []).append(taken)
             answers.cpu_ms.setdefault(name, []).append((cpu_s(pid) - before) * 1000)
             return body
 
         body = ask(FIRST, data.end_s)
         answers.answer_bytes = len(body)
-        agree(data, body, asked_peer(peer, data)[1])
+        agree(data, body, timed_query(peer, data)[1])
         for number in range(rounds):
             say(f"round {number + 1} of {rounds}")
             ask(OURS, data.end_s)
             ask(SLID, data.end_s - 60 * (number + 1))
             before = time.process_time()
-            answers.ms.setdefault(PEER, []).append(asked_peer(peer, data)[0])
+            answers.ms.setdefault(PEER, []).append(timed_query(peer, data)[0])
             answers.cpu_ms.setdefault(PEER, []).append((time.process_time() - before) * 1000)
     peer.close()
     return answers

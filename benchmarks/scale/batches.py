@@ -146,7 +146,7 @@ def run_case(session: Session, url: str, case: Case, *, batches: int) -> Turns:
         session.reset_memory()
         looks.append((time.perf_counter(), session.cpu()))
         if result.turns:
-            say(f"{case.name}: {_told(result.turns[-1])}")
+            say(f"{case.name}: {_summary(result.turns[-1])}")
 
     with (
         scratch() as work,
@@ -168,7 +168,7 @@ def run_case(session: Session, url: str, case: Case, *, batches: int) -> Turns:
     return result
 
 
-def _told(turn: Turn) -> str:
+def _summary(turn: Turn) -> str:
     roles = "; ".join(f"{role} {seconds:.2f}" for role, seconds in turn.cpu_s.items())
     memory = turn.memory
     return (

@@ -32,7 +32,7 @@ def _image(name: str) -> ElementTree.Element:
     return ElementTree.parse(path).getroot()
 
 
-def _told(image: ElementTree.Element, what: str) -> str:
+def _metadata(image: ElementTree.Element, what: str) -> str:
     (element,) = image.iter(f"{DUBLIN}{what}")
     return element.text or ""
 
@@ -40,14 +40,14 @@ def _told(image: ElementTree.Element, what: str) -> str:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plot_is_of_the_committed_results(name: str) -> None:
     """Results that change without their plot, or a plot without its results, are noticed."""
-    assert _told(_image(name), "source") == plots.source_of(name, _results(name))
+    assert _metadata(_image(name), "source") == plots.source_of(name, _results(name))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plot_shows_the_numbers_of_the_results(name: str) -> None:
     """What it says in words is worked out of the results again, and each label stands on it."""
     image, plot = _image(name), plots.plot_of(name, _results(name))
-    assert _told(image, "description").split("\n") == plot.facts()
+    assert _metadata(image, "description").split("\n") == plot.facts()
     texts = {text for element in image.iter(f"{SVG}text") for text in element.itertext()}
     assert {*_labels(plot), plot.title, *(panel.title for panel in plot.panels)} <= texts
 

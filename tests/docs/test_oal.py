@@ -59,7 +59,7 @@ def endpoint(cells: dict[str, str]) -> Row:
     return row | {"serviceName": "shop", "serviceLayer": "GENERAL", "name": "/cart"}
 
 
-def told(name: str, values: Stored) -> Iterator[str]:
+def shown_values(name: str, values: Stored) -> Iterator[str]:
     """A metric's values, as the page shows them."""
     yield name
     for when, (grain, bucket) in SHOWN.items():
@@ -81,7 +81,7 @@ def differing(values: Stored) -> list[str]:
     wrong = []
     for block, shown in metric_examples(PAGE):
         names = [metric.name for metric in parse(block.text).metrics]
-        right = " ".join(" ".join(told(name, values)) for name in names)
+        right = " ".join(" ".join(shown_values(name, values)) for name in names)
         if shown.text.split() != right.split():
             wrong.append(f"{shown.place}: {right}")
     return wrong

@@ -98,9 +98,9 @@ def test_code_of_the_documentation_passes_mypy_strict(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.md"
     wrong.write_text(WRONG)
     modules = [file for page in (*PAGES, wrong) for file in modules_of(page, tmp_path)]
-    found = check_types(ROOT / "examples", *modules).splitlines()
-    expected = [line for line in found if "wrong_4.py" in line]
-    others = [line for line in found if line not in expected]
+    errors = check_types(ROOT / "examples", *modules).splitlines()
+    expected = [line for line in errors if "wrong_4.py" in line]
+    others = [line for line in errors if line not in expected]
     assert "\n".join(others) == ""
     assert ["Incompatible types in assignment" in line for line in expected] == [True]
 

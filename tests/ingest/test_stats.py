@@ -38,7 +38,7 @@ SPOOL_STATS = SpoolStats(
 )
 
 
-def told(name: str, load: float) -> dict[str, Any]:
+def queue_status(name: str, load: float) -> dict[str, Any]:
     """A queue of the process, which counts something else."""
     return {"name": name, "depth": 3, "threads": [{"name": f"{name}-0", "load": load}]}
 
@@ -56,8 +56,8 @@ def queues(
 
 def test_what_waits_for_a_spool_is_counted_in_spans() -> None:
     """Against its bound, with the threads of its micro-batcher; other queues follow as they are."""
-    other = told("to kafka", 0.5)
-    sink, *rest = queues([other, told("spool-Span", 0.1)], stats=SPOOL_STATS)
+    other = queue_status("to kafka", 0.5)
+    sink, *rest = queues([other, queue_status("spool-Span", 0.1)], stats=SPOOL_STATS)
     assert (sink["name"], sink["unit"]) == ("spool", "spans")
     assert (sink["depth"], sink["capacity"]) == (30, 100)
     assert sink["threads"] == [{"name": "spool-Span-0", "load": 0.1}]
@@ -79,7 +79,7 @@ def test_a_topic_has_no_thread_of_ours() -> None:
 
 def test_a_sink_that_measures_nothing_is_left_out() -> None:
     """The other queues are told."""
-    other = told("to kafka", 0.5)
+    other = queue_status("to kafka", 0.5)
     assert queues([other], ()) == [other]
 
 

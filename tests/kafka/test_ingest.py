@@ -49,7 +49,7 @@ class Brisk(Traffic):
     PACE_S = 0.01
 
 
-def found(kafka: Broker, topic: str) -> set[int]:
+def spans_in(kafka: Broker, topic: str) -> set[int]:
     """The spans in a topic, by number."""
     return {int(span["span_id"], 16) for span in rows_in(kafka.read(topic))}
 
@@ -69,7 +69,7 @@ def test_a_request_ends_in_the_topic(kafka: Broker, tmp_path: Path) -> None:
     with ingest(tmp_path, "--to", f"kafka://{kafka.bootstrap}/{topic}") as running:
         assert running.post(request(1, 2)).status == 200
         assert running.metric("acknowledged_spans_total") == 2
-        assert found(kafka, topic) == {1, 2}
+        assert spans_in(kafka, topic) == {1, 2}
     assert not (tmp_path / "spool").exists()
     assert running.status()["acknowledged_spans"] == 2
     assert "unread_bytes" not in running.status()
@@ -105,7 +105,7 @@ def test_a_broker_that_comes_later_is_waited_for(kafka: Broker, tmp_path: Path) 
         until(lambda: running.post(request(2)).status == 200)
         until(lambda: running.status()["level"] == "NORMAL")
         until(lambda: "writing works again" in running.stderr())
-    assert 2 in found(kafka, topic)
+    assert 2 in spans_in(kafka, topic)
 
 
 def test_a_span_too_large_for_the_topic_is_answered(kafka: Broker, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_span_too_large_for_the_topic_is_answered(kafka: Broker, tmp_path: Pat
         assert answer.status == 413
         assert b"max.message.bytes" in answer.body
         assert running.post(request(2)).status == 200
-    assert found(kafka, topic) == {2}
+    assert spans_in(kafka, topic) == {2}
 
 
 def test_killed_at_any_moment_it_has_what_was_acknowledged(kafka: Broker, tmp_path: Path) -> None:
@@ -135,12 +135,12 @@ def test_killed_at_any_moment_it_has_what_was_acknowledged(kafka: Broker, tmp_pa
                 time.sleep(rng.uniform(0, 0.5))  # the moment itself is what is random
                 running.process.kill()
             known = sent(list(traffic.acknowledged))
-            assert known <= found(kafka, topic)
+            assert known <= spans_in(kafka, topic)
         with ingest(tmp_path, f"--to=kafka://{kafka.bootstrap}/{topic}", f"--http-port={port}"):
             traffic.finish()
             until(traffic.is_done)
     assert traffic.odd == []
-    assert found(kafka, topic) == EVERY_SPAN
+    assert spans_in(kafka, topic) == EVERY_SPAN
 
 
 def test_a_broker_killed_and_started_again_loses_nothing(kafka: Broker) -> None:
@@ -181,7 +181,7 @@ def nothing_lost(kafka: Broker, **settings: Any) -> Iterator[tuple[Brisk, KafkaS
             traffic.finish()
             until(traffic.is_done)
     assert traffic.odd == []
-    assert found(kafka, topic) == EVERY_SPAN
+    assert spans_in(kafka, topic) == EVERY_SPAN
 
 
 @contextlib.contextmanager

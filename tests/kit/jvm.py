@@ -144,8 +144,8 @@ def _versions(profile: str) -> list[str]:
         return []
     import pyspark
 
-    found = Path(pyspark.__file__).parent.glob("jars/hadoop-client-api-*.jar")
-    return [f"-Dhadoop.version={jar.stem.rsplit('-', 1)[-1]}" for jar in found]
+    client_jars = Path(pyspark.__file__).parent.glob("jars/hadoop-client-api-*.jar")
+    return [f"-Dhadoop.version={jar.stem.rsplit('-', 1)[-1]}" for jar in client_jars]
 
 
 def jars(profile: str) -> list[Path]:

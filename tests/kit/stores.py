@@ -132,7 +132,7 @@ def bucket_of(grain: Grain, minute: int) -> int:
 
 
 def deltas(
-    found: MetricSet, layout: Layout, rows: Sequence[Measurement], names: Sequence[str]
+    metrics: MetricSet, layout: Layout, rows: Sequence[Measurement], names: Sequence[str]
 ) -> list[Deltas]:
     """The rows as deltas of all three grains."""
     made = []
@@ -142,10 +142,10 @@ def deltas(
             place = (bucket_of(grain, row.minute), names.index(row.entity))
             places.setdefault(place, []).append(row)
         cells: dict[str, list[Any]] = {
-            column: [] for result in found for column in layout.columns[result.name]
+            column: [] for result in metrics for column in layout.columns[result.name]
         }
         for inside in places.values():
-            for result in found:
+            for result in metrics:
                 for column, value in zip(
                     layout.columns[result.name], cells_of(result, inside), strict=True
                 ):
@@ -213,7 +213,7 @@ def all_states(store: Store) -> dict[tuple[Any, ...], tuple[Any, ...]]:
 
 
 def expected_states(
-    found: MetricSet, rows: Sequence[Measurement]
+    metrics: MetricSet, rows: Sequence[Measurement]
 ) -> dict[tuple[Any, ...], tuple[Any, ...]]:
     """What the store must hold after those rows, however they were cut into batches."""
     expected: dict[tuple[Any, ...], tuple[Any, ...]] = {}
@@ -222,7 +222,7 @@ def expected_states(
         for row in rows:
             places.setdefault((bucket_of(grain, row.minute), row.entity), []).append(row)
         for (bucket, entity), inside in places.items():
-            for result in found:
+            for result in metrics:
                 values = cells_of(result, inside)
                 states = tuple(
                     decode(state, [value])

@@ -58,7 +58,7 @@ def batch(number: int, took_s: float) -> dict[str, Any]:
     return {"batch": number, "at": NOW, "rows": 1200, "seconds": took_s, "phases": phases}
 
 
-def told(**changes: Any) -> dict[str, Any]:
+def status_page(**changes: Any) -> dict[str, Any]:
     """A run in which much happens."""
     page: dict[str, Any] = {
         "health": "degraded",
@@ -123,7 +123,7 @@ def shown(page: dict[str, Any], sheet: Sheet, history: History | None = None) ->
 @pytest.mark.parametrize("width", [80, 160])
 def test_all_that_the_page_has_is_drawn(width: int) -> None:
     """In one column and in two."""
-    text = shown(told(), Sheet(width))
+    text = shown(status_page(), Sheet(width))
     for part in (
         "DEGRADED",
         "http://127.0.0.1:8080",
@@ -160,7 +160,7 @@ def test_all_that_the_page_has_is_drawn(width: int) -> None:
 @pytest.mark.parametrize(("messages", "said"), [(1234, "1,234"), (None, "not known")])
 def test_a_topic_stands_in_the_spools_place(messages: int | None, said: str) -> None:
     """With what waits in it, as far as the pipeline has told; no spool is spoken of."""
-    page = told(topic={"address": "kafka://a:1/t", "messages": messages}, queues=[])
+    page = status_page(topic={"address": "kafka://a:1/t", "messages": messages}, queues=[])
     del page["spool"]
     history = History()
     for at in (NOW, NOW + 1):
@@ -173,7 +173,7 @@ def test_a_topic_stands_in_the_spools_place(messages: int | None, said: str) -> 
 
 def test_a_batch_that_hangs_is_shown_in_place_of_the_newest() -> None:
     """For how long it has been running."""
-    text = shown(told(long_batch={"batch": 42, "seconds": 720.0}), Sheet(160))
+    text = shown(status_page(long_batch={"batch": 42, "seconds": 720.0}), Sheet(160))
     assert "12 min so far" in text
     assert "2.00 s last" not in text
 
@@ -182,17 +182,17 @@ def test_a_batch_that_hangs_is_shown_in_place_of_the_newest() -> None:
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     """A line that is wrapped would tear the picture apart."""
     history = History()
-    history.add(told())
-    history.add(told(at=NOW + 1))
+    history.add(status_page())
+    history.add(status_page(at=NOW + 1))
     queues = [queue([1] * 500, name="a" * 40), queue([3], unit="spans", process="export")]
-    drawing = draw(told(queues=queues), history, Sheet(width))
+    drawing = draw(status_page(queues=queues), history, Sheet(width))
     narrow, wide = (Console(width=columns, color_system=None) for columns in (width, 4000))
     assert len(narrow.render_lines(drawing)) == len(wide.render_lines(drawing))
 
 
 def test_a_small_window_shows_what_it_has_room_for() -> None:
     """And says that there is more."""
-    lines = shown(told(), Sheet(80, 12)).splitlines()
+    lines = shown(status_page(), Sheet(80, 12)).splitlines()
     assert len(lines) == 12
     assert re.fullmatch(r"… \d+ more lines: a larger window shows them", lines[-1].strip())
 
@@ -205,7 +205,7 @@ def test_nothing_known_is_drawn_as_well() -> None:
     assert "no report of ingest" in text
     assert "micro-batches none yet" in text
     known = ("health", "home", "at", "processes", "ingest", "last_batch")
-    old = {key: told()[key] for key in known}
+    old = {key: status_page()[key] for key in known}
     assert "none since the pipeline started" in shown(old, Sheet(160))
 
 
@@ -214,10 +214,10 @@ def test_rates_are_those_of_the_last_seconds() -> None:
     history = History(rate_s=10)
     for second in range(31):
         came = 100 * second if second < 20 else 2000 + 50 * (second - 20)
-        history.add(told(at=NOW + second, ingest={"pid": 1, "received_spans": came}))
+        history.add(status_page(at=NOW + second, ingest={"pid": 1, "received_spans": came}))
     assert history.received_per_s() == 50
-    assert "50/s" in shown(told(), Sheet(80), history)
-    history.add(told(at=NOW + 31, ingest={"pid": 2, "received_spans": 5}))
+    assert "50/s" in shown(status_page(), Sheet(80), history)
+    history.add(status_page(at=NOW + 31, ingest={"pid": 2, "received_spans": 5}))
     assert history.received_per_s() is None
 
 

@@ -47,7 +47,7 @@ def run_soak(
     side_road: bool = True,
 ) -> Result:
     """Run it in the folder ``work``; ``options`` and ``env`` are those of the pipelines."""
-    found: list[str] = []
+    problems: list[str] = []
     with stage(
         work, without=plan.without, options=options, env=env or {}, side_road=side_road
     ) as made:
@@ -69,39 +69,39 @@ def run_soak(
             for load in loads.values():
                 load.finish()
             say(f"{probes.now_s:6.0f} s  the traffic is over")
-            found += _settle(made, loads)
+            problems += _settle(made, loads)
             say(f"{probes.now_s:6.0f} s  everything is committed")
         codes = made.stop(SETTLE_S)
-        found += [f"{name} ended with {code}" for name, code in codes.items() if code != 0]
+        problems += [f"{name} ended with {code}" for name, code in codes.items() if code != 0]
         texts = []
         for road, load in loads.items():
             with open_store(made.store_urls[road], create=False) as store:
                 counted = read_counted(store)
             books = balance(road, load.sent(), counted)
             texts.append(books.text)
-            found += [f"{road}: {problem}" for problem in books.problems]
+            problems += [f"{road}: {problem}" for problem in books.problems]
             odd = [name for name in load.counts() if name.startswith(("odd", "partial"))]
-            found += [f"{road}: senders got {name}" for name in odd]
-            found += [f"{road}: {problem}" for problem in load_problems(load.counts())]
-        found += plan_problems(planned, director.happened)
+            problems += [f"{road}: senders got {name}" for name in odd]
+            problems += [f"{road}: {problem}" for problem in load_problems(load.counts())]
+        problems += plan_problems(planned, director.happened)
         attempts = {"web": probes.pages} | {
             listener: loads[road].attempts for road, listener in RECEIVERS.items() if road in loads
         }
         shares = shares_under_attack(attempts, director.happened)
         pages = Share.of(undisturbed("web", probes.pages, director.happened))
-        found += [
+        problems += [
             f"{what}: honest clients that were answered: {share}"
             for what, share in (*shares.items(), ("pages", pages))
             if share.is_bad
         ]
-        found += [f"the process {name} is no victim" for name in sorted(probes.unknown)]
+        problems += [f"the process {name} is no victim" for name in sorted(probes.unknown)]
         series = probes.series()
-        found += growth_problems(series, BOUNDS, plan.judged_from_s, seconds)
+        problems += growth_problems(series, BOUNDS, plan.judged_from_s, seconds)
         return Result(
             plan=plan,
             seconds=seconds,
             balances=texts,
-            problems=found,
+            problems=problems,
             series=series,
             events=director.log,
             missed=director.missed,

@@ -103,7 +103,7 @@ def meaning(row: Row) -> dict[str, Any]:
     peers = dict(oracle._peer_rows(row)) if is_calling else {}
     (cached,) = virtual.get("CacheAccess", [{}])
     (queued,) = virtual.get("MQEndpointAccess", [{}])
-    (asked,) = virtual.get("GenAIModelAccess", [{}])
+    (model_access,) = virtual.get("GenAIModelAccess", [{}])
     return {
         **{name: row[name] or None for name in ("trace_id", "span_id", "parent_span_id")},
         "name": row["name"],
@@ -122,10 +122,10 @@ def meaning(row: Row) -> dict[str, Any]:
         "statement": oracle.statement_of(row)[:STATEMENT_LIMIT] if in_store else None,
         "broker": destination if is_message else None,
         "broker_endpoint": queued.get("endpoint"),
-        "provider": asked.get("serviceName"),
-        "model": asked.get("modelName"),
-        "input_tokens": asked.get("inputTokens"),
-        "output_tokens": asked.get("outputTokens"),
+        "provider": model_access.get("serviceName"),
+        "model": model_access.get("modelName"),
+        "input_tokens": model_access.get("inputTokens"),
+        "output_tokens": model_access.get("outputTokens"),
     }
 
 
@@ -312,10 +312,10 @@ def test_the_usual_port_may_be_left_out(system: str) -> None:
     """A database, a cache or a broker has one name, whether or not a client tells its port."""
     ports = {"postgresql": "5432", "redis": "6379", "Kafka": "9092"}
     key = "messaging.system" if system == "Kafka" else "db.system.name"
-    told = {"server.address": "orders", "server.port": ports[system], key: system}
+    with_port = {"server.address": "orders", "server.port": ports[system], key: system}
     spans = [
         span(str(number), "CLIENT", attributes=attributes)
-        for number, attributes in enumerate((told, {key: system, "server.address": "orders"}))
+        for number, attributes in enumerate((with_port, {key: system, "server.address": "orders"}))
     ]
     places = compacted(spans)["peer"].to_pylist()
     assert places == [f"orders:{ports[system]}"] * 2

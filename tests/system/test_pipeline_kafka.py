@@ -325,9 +325,9 @@ def test_spans_of_a_topic_are_kept(spark: SparkSession, tmp_path: Path, kafka: B
     reader = SpanReader(tmp_path / "traces")
     assert (reader.stats().spans, reader.stats().dropped) == (len(SPANS) + 1, {})
     always: dict[str, Any] = {"start_us": 0, "end_us": int(NOW) * 1_000_000, "limit": 500}
-    found = reader.search(TraceQuery(**always, kind="SERVER"))
+    result = reader.search(TraceQuery(**always, kind="SERVER"))
     served = {span["trace_id"] for span in [*SPANS, traced] if span["kind"] == "SERVER"}
-    assert {trace.trace_id for trace in found.traces} == served
+    assert {trace.trace_id for trace in result.traces} == served
     (trace,) = reader.search(TraceQuery(**always, attributes={"user.id": "7 8"})).traces
     read = reader.trace(trace.trace_id)
     assert read is not None

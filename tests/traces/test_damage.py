@@ -100,8 +100,8 @@ def test_a_file_may_be_damaged_after_it_was_opened(
 def _check(reader: SpanReader, caplog: pytest.LogCaptureFixture) -> None:
     query = TraceQuery(start_us=HOUR * 1_000_000, end_us=NOW * 1_000_000)
     for _ in range(2):
-        found = [int(trace.trace_id, 16) for trace in reader.search(query).traces]
-        assert found == [2]
+        trace_ids = [int(trace.trace_id, 16) for trace in reader.search(query).traces]
+        assert trace_ids == [2]
         assert reader.trace("1") is None
         second = reader.trace("2")
         assert second is not None

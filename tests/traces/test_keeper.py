@@ -60,9 +60,9 @@ def test_ids_of_all_kinds_are_sorted(tmp_path: Path, shift: int) -> None:
     keeper = kept(tmp_path, rows)
     (file,) = _files(keeper.folder)
     table = pq.ParquetFile(file).read(["trace_id", "span_id"]).to_pylist()
-    found = [(row["trace_id"], row["span_id"]) for row in table]
-    assert found == sorted({(f"{trace:032x}", f"{span:016x}") for trace, span in ids})
-    assert keeper.stats.duplicates == 3000 - len(found)
+    spans = [(row["trace_id"], row["span_id"]) for row in table]
+    assert spans == sorted({(f"{trace:032x}", f"{span:016x}") for trace, span in ids})
+    assert keeper.stats.duplicates == 3000 - len(spans)
 
 
 def test_segments_of_several_writers_are_sorted_together(tmp_path: Path) -> None:
@@ -143,12 +143,12 @@ def test_files_of_several_groups_are_merged(
         keeper.tend(everything=True)
     assert len(_files(keeper.folder)) < 8
     assert max(pq.read_metadata(path).num_row_groups for path in _files(keeper.folder)) > 10
-    found = [
+    spans = [
         (int(row["trace_id"], 16), dict(row["attributes"])["key"])
         for path in _files(keeper.folder)
         for row in pq.ParquetFile(path).read().to_pylist()
     ]
-    assert sorted(found) == [(n, f"{n // 5}-{n % 5}") for n in range(80)]
+    assert sorted(spans) == [(n, f"{n // 5}-{n % 5}") for n in range(80)]
     assert (keeper.stats.spans, keeper.stats.dropped, caplog.messages) == (80, {}, [])
 
 

@@ -18,7 +18,7 @@ ROWS = [
 ]
 
 
-def _found(reader: SpanReader, **given: Any) -> list[int]:
+def _trace_ids(reader: SpanReader, **given: Any) -> list[int]:
     """The traces of a query, the newest first."""
     query = TraceQuery(**({"start_us": HOUR * 1_000_000, "end_us": NOW * 1_000_000} | given))
     return [int(trace.trace_id, 16) for trace in reader.search(query).traces]
@@ -80,7 +80,7 @@ def test_traces_are_found_by_their_spans(
     reader: SpanReader, given: dict[str, Any], traces: list[int]
 ) -> None:
     """All parts of a query apply to one span; the newest trace comes first."""
-    assert _found(reader, **given) == traces
+    assert _trace_ids(reader, **given) == traces
 
 
 def test_examples_are_the_newest_calls_served(tmp_path: Path) -> None:
@@ -121,11 +121,11 @@ def test_the_call_of_a_span_may_be_far_above_it(tmp_path: Path) -> None:
         made_span(2, 2, 1, kind="INTERNAL"),
     ]
     reader = SpanReader(kept(tmp_path, rows).folder)
-    asked = [(1, 3), (1, 4), (2, 1)]
-    assert _calls(reader, *asked) == {(1, 3): "GET /cart"}
+    ids = [(1, 3), (1, 4), (2, 1)]
+    assert _calls(reader, *ids) == {(1, 3): "GET /cart"}
     for file in reader.folder.glob("hour=*/*.parquet"):
         file.unlink()
-    assert _calls(reader, *asked) == {(1, 3): "GET /cart"}, "what was found is not read again"
+    assert _calls(reader, *ids) == {(1, 3): "GET /cart"}, "what was found is not read again"
 
 
 def _calls(reader: SpanReader, *spans: tuple[int, int]) -> dict[tuple[int, int], str]:
@@ -170,10 +170,10 @@ def test_a_summary_is_of_the_whole_trace(tmp_path: Path, service: str) -> None:
     summaries = {int(trace.trace_id, 16): trace for trace in reader.search(query).traces}
     trace = reader.trace("1")
     assert trace is not None
-    found = summaries[1]
-    assert (found.spans, found.errors) == (len(trace.spans), 1)
-    assert (found.start_us, found.duration_us) == (trace.start_us, trace.duration_us)
-    assert (found.service, found.name) == ("shop", "GET /report")
+    summary = summaries[1]
+    assert (summary.spans, summary.errors) == (len(trace.spans), 1)
+    assert (summary.start_us, summary.duration_us) == (trace.start_us, trace.duration_us)
+    assert (summary.service, summary.name) == ("shop", "GET /report")
     assert service != "db" or summaries[2].spans == 1
 
 
@@ -240,11 +240,11 @@ def test_the_newest_of_many_are_found(tmp_path: Path) -> None:
         keeper.take(write_spans(tmp_path, str(part), rows[part::3]))
         keeper.tend(everything=True)
     newest = [7919 * number % 3000 for number in range(2999, 2969, -1)]
-    assert _found(SpanReader(keeper.folder), limit=30) == newest
+    assert _trace_ids(SpanReader(keeper.folder), limit=30) == newest
 
 
 def test_a_large_trace_does_not_hide_the_others(tmp_path: Path) -> None:
     """Though most of the newest spans are its own."""
     rows = [made_span(1, number, at_ms=1000 + number) for number in range(1, 900)]
     folder = kept(tmp_path, [*rows, made_span(2, 1), made_span(3, 1, at_ms=1)]).folder
-    assert _found(SpanReader(folder), limit=3) == [1, 3, 2]
+    assert _trace_ids(SpanReader(folder), limit=3) == [1, 3, 2]

@@ -57,8 +57,8 @@ def figures(cpm: float, avg: float, success: float, **more: float) -> dict[str, 
 
 def rows(page: Any, key: str) -> dict[str, Any]:
     """The rows of a list, by the name of their entity."""
-    [found] = [listed for listed in page["lists"] if listed["key"] == key]
-    return {row["name"]: row for row in found["rows"]}
+    [matching] = [listed for listed in page["lists"] if listed["key"] == key]
+    return {row["name"]: row for row in matching["rows"]}
 
 
 @pytest.mark.parametrize(

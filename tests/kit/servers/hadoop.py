@@ -136,10 +136,10 @@ def names_in(spark: SparkSession, uri: str) -> list[str]:
     root = HadoopPath(uri, lambda: spark)
     if not root.is_dir():
         return []
-    found = root._system().listFiles(root._java(), True)
+    files = root._system().listFiles(root._java(), True)
     names = []
-    while found.hasNext():
-        names.append(str(found.next().getPath()).removeprefix(f"{uri}/"))
+    while files.hasNext():
+        names.append(str(files.next().getPath()).removeprefix(f"{uri}/"))
     return sorted(names)
 
 

@@ -148,7 +148,7 @@ class Broker:
             return
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*_leash(), *_java(), "kafka.Kafka", str(self._properties)],
+                [*_die_with_parent(), *_java(), "kafka.Kafka", str(self._properties)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -224,14 +224,14 @@ class Broker:
             ends = {where: end for where, end in self._ends(consumer, topic).items() if end}
             consumer.assign([TopicPartition(topic, end, 0) for end in ends])
             while ends:
-                each = consumer.poll(PATIENCE_S)
-                assert each is not None, "the broker does not go on"
-                assert each.error() is None, each.error()
+                message = consumer.poll(PATIENCE_S)
+                assert message is not None, "the broker does not go on"
+                assert message.error() is None, message.error()
                 where, offset, key, value = (
-                    each.partition(),
-                    each.offset(),
-                    each.key(),
-                    each.value(),
+                    message.partition(),
+                    message.offset(),
+                    message.key(),
+                    message.value(),
                 )
                 assert where is not None
                 assert offset is not None
@@ -386,7 +386,7 @@ def _answers(admin: AdminClient) -> bool:
         return False
 
 
-def _leash() -> list[str]:
+def _die_with_parent() -> list[str]:
     """What makes a process end with its parent, where there is such a thing: tests get killed."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL"] if setpriv else []

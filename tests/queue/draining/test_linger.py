@@ -125,7 +125,7 @@ def test_lingering_class_does_not_hold_up_a_full_one() -> None:
 
 def test_nothing_is_lost_between_many_producers() -> None:
     """Every item comes once, in order of its producer, whatever wakes the drain threads."""
-    recorder, producers, each = Recorder(), 4, 2_000
+    recorder, producers, per_producer = Recorder(), 4, 2_000
     with make_queue(
         linger_ms=1.0,
         max_batch=64,
@@ -138,15 +138,15 @@ def test_nothing_is_lost_between_many_producers() -> None:
 
         def put(number: int) -> None:
             barrier.wait()
-            for red in reds(each, start=number * each):
+            for red in reds(per_producer, start=number * per_producer):
                 queue.produce(red)
 
         for call in [spawn(put, number) for number in range(producers)]:
             call.result(WAIT_S)
     numbers = [red.number for red in recorder.items]
-    assert sorted(numbers) == list(range(producers * each))
-    for start in range(0, producers * each, each):
-        own = [number for number in numbers if start <= number < start + each]
+    assert sorted(numbers) == list(range(producers * per_producer))
+    for start in range(0, producers * per_producer, per_producer):
+        own = [number for number in numbers if start <= number < start + per_producer]
         assert own == sorted(own)
 
 

@@ -168,12 +168,12 @@ def test_names_with_ids_are_one_endpoint_unless_they_are_kept(
 ) -> None:
     """``normalise_names`` is on by default."""
     rows = [span(f"{n:016}", name=f"GET /orders/{n}") for n in range(5)]
-    found = []
+    endpoints = []
     for keep in (False, True):
         folder = tmp_path / str(keep)
         write_segment(folder / "spool", "Span", rows)
         given = settings(normalise_names=not keep)
         with pipeline(spark, folder, oal=OAL, settings=given) as running:
             running.run_available()
-            found.append(names(running.store))
-    assert found == [{"GET /orders/{id}"}, {f"GET /orders/{n}" for n in range(5)}]
+            endpoints.append(names(running.store))
+    assert endpoints == [{"GET /orders/{id}"}, {f"GET /orders/{n}" for n in range(5)}]

@@ -173,9 +173,9 @@ def test_segments_of_both_kinds_of_folders(folder: AnyPath) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_whole(folder / name, b"12345")
 
-    found, new = segments_in(folder, {f"{folder}/{names[0]}"})
+    present, new = segments_in(folder, {f"{folder}/{names[0]}"})
 
-    assert found == {f"{folder}/{name}" for name in names}
+    assert present == {f"{folder}/{name}" for name in names}
     assert sorted((segment.path, segment.size) for segment in new) == [
         (f"{folder}/{name}", 5) for name in names[1:]
     ]

@@ -254,8 +254,8 @@ def test_slow_calls_and_statements_come_by_parts(backend: Backend) -> None:
     result = parted.store.commit(parted.books(rows))
     assert result.counters["expired records", "db", TOO_OLD] == 2
     assert result.counters["expired statements", "db", TOO_OLD] == 2
-    found = [(record.entity_id, record.latency, record.runs) for record in parted.store.top("db")]
-    assert found == [("id-e1", 7, 3), ("id-e1", 6, 3), ("id-e2", 7, 3), ("id-e2", 6, 3)]
+    records = [(record.entity_id, record.latency, record.runs) for record in parted.store.top("db")]
+    assert records == [("id-e1", 7, 3), ("id-e1", 6, 3), ("id-e2", 7, 3), ("id-e2", 6, 3)]
 
 
 def test_a_store_of_the_third_schema_commits_parts(backend: Backend) -> None:

@@ -114,8 +114,8 @@ _FAULTS = """async dark => {
 
 def faults(page: Page, scheme: Scheme) -> list[str]:
     """What is too wide, of another scheme, too small, too faint or too close to its neighbour."""
-    found: list[str] = page.evaluate(_FAULTS, scheme == "dark")
-    return found
+    problems: list[str] = page.evaluate(_FAULTS, scheme == "dark")
+    return problems
 
 
 def in_every_form(page: Page, name: str, *shown: Locator) -> None:

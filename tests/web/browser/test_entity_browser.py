@@ -193,9 +193,9 @@ def test_a_p99_leads_to_traces_of_the_spans_it_counts(seen: Watched) -> None:
         peer = PEERS.get(name, "")
         expect(page.get_by_label("Calls to")).to_have_value(peer)
         expect(page.get_by_label("Kind")).to_have_value("" if peer else "server")
-        found = [trace_id(trace) for trace in expected]
+        trace_ids = [trace_id(trace) for trace in expected]
         ids = "rows => rows.map(row => row.hash.split('/').at(-1))"
-        expect_value(page, partial(page.locator(FOUND).evaluate_all, ids), found)
+        expect_value(page, partial(page.locator(FOUND).evaluate_all, ids), trace_ids)
         assert f"from={BEGIN}&to={BEGIN + 3600}" in page.url
     # The filter stays as the form is used.
     page.get_by_label("Longer than (ms)").fill("1")

@@ -256,14 +256,14 @@ def test_a_prometheus_that_was_written_to_answers_the_same(tmp_path: Path) -> No
             'batchmill_endpoint_cpm{name=~"/[01]"}',
             '{__name__=~"batchmill_service_(sla|apdex)"}',
         ):
-            assert _matrix(client, text, newest_s - 700, newest_s - 1, 37) == _asked(
+            assert _matrix(client, text, newest_s - 700, newest_s - 1, 37) == _query_range(
                 peer, text, newest_s - 700, newest_s - 1, 37
             )
             for at_s in (newest_s - 250.5, newest_s - 1, newest_s + 200):
                 assert _unordered(_vector(client, text, at_s)) == _unordered(peer.query(text, at_s))
 
 
-def _asked(peer: Prometheus, text: str, start_s: float, end_s: float, step: int) -> Any:
+def _query_range(peer: Prometheus, text: str, start_s: float, end_s: float, step: int) -> Any:
     params = {"query": text, "start": start_s, "end": end_s, "step": step}
     status, body = peer._get(f"/api/v1/query_range?{urlencode(params)}")
     assert status == 200, body

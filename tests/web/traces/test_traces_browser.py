@@ -277,12 +277,12 @@ def test_a_trace_that_is_not_there_is_not_looked_for_for_ever(
         _ask_again(seen, "/traces/99")
         page.clock.fast_forward(150_000)
         expect(alert).to_contain_text("no longer looks for it")
-        asked = [path for path in seen.requested if "/traces/99" in path]
+        requested = [path for path in seen.requested if "/traces/99" in path]
         for _ in range(5):
             page.clock.run_for(40_000)
-        assert [path for path in seen.requested if "/traces/99" in path] == asked
+        assert [path for path in seen.requested if "/traces/99" in path] == requested
         page.get_by_role("button", name="Retry", exact=True).click()
         expect_value(
-            page, lambda: sum("/traces/99" in path for path in seen.requested), len(asked) + 1
+            page, lambda: sum("/traces/99" in path for path in seen.requested), len(requested) + 1
         )
         expect(alert).to_contain_text("no longer looks for it")

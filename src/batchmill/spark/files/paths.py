@@ -393,11 +393,11 @@ def entries_in(folder: AnyPath) -> list[Entry]:
     try:
         if isinstance(folder, HadoopPath):
             return folder.entries()
-        found = list(os.scandir(folder))
+        listing = list(os.scandir(folder))
     except (FileNotFoundError, NotADirectoryError):
         return []
     entries = []
-    for entry in found:
+    for entry in listing:
         with contextlib.suppress(FileNotFoundError):  # gone since
             stat = entry.stat()
             entries.append(Entry(Path(entry.path), entry.is_dir(), stat.st_size, stat.st_mtime))
