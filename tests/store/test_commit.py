@@ -198,10 +198,10 @@ def test_waiting_files_are_kept_until_dropped(backend: Backend) -> None:
     writer = Writer(store)
     young, old = StreamFile("b", 0, 2000, 5), StreamFile("a", 0, 1000, 7)
     writer.write(add_files=[young, old])
-    assert store.claim("live", "checkpoint-1", fresh=False, committed=0).carry == (old, young)
+    assert store.claim("live", "checkpoint-1", fresh=False, committed=0).state_files == (old, young)
     writer.claim = store.claim("live", "checkpoint-1", fresh=False, committed=0)
     writer.write(drop_files=["a"])
-    assert store.claim("live", "checkpoint-1", fresh=False, committed=1).carry == (young,)
+    assert store.claim("live", "checkpoint-1", fresh=False, committed=1).state_files == (young,)
 
 
 def test_waiting_files_are_dropped_once(backend: Backend) -> None:
@@ -217,7 +217,7 @@ def test_waiting_files_are_dropped_once(backend: Backend) -> None:
     assert (caught.value.stream, caught.value.path) == ("live", "a")
     assert all_states(store) == before
     writer.claim = store.claim("live", "checkpoint-1", fresh=False, committed=1)
-    assert [file.path for file in writer.claim.carry] == ["b"]
+    assert [file.path for file in writer.claim.state_files] == ["b"]
 
 
 def test_one_read_sees_one_moment(backend: Backend) -> None:

@@ -225,7 +225,7 @@ class Claim:
     epoch: int
     last_batch: int | None
     """The last batch that was committed; None: none yet."""
-    carry: tuple[StreamFile, ...]
+    state_files: tuple[StreamFile, ...]
     """Files of pending spans and of the dedup index, oldest first."""
 
 

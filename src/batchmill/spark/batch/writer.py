@@ -239,7 +239,7 @@ class StreamWriter:
         """Take over the state of the stream from the store."""
         self.last = claim.last_batch
         self._epoch = claim.epoch
-        self._files: tuple[StreamFile, ...] = claim.carry
+        self._files: tuple[StreamFile, ...] = claim.state_files
         state.remove_unused(self._folder, self._files)
         if self._outbox is not None:
             files = self._store.outbox(self._outbox.place, limit=_ALL)

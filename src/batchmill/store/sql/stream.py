@@ -88,13 +88,13 @@ def claim(session: Session, stream: str, checkpoint: Checkpoint) -> Claim:
             "INSERT INTO stream (name, checkpoint_id, epoch, holder) VALUES (?, ?, ?, ?)",
             (stream, checkpoint.id, epoch, holder),
         )
-    carry = session.rows(
+    state_files = session.rows(
         "SELECT path, batch, arrived_ms, n_rows FROM carry WHERE stream = ? "
         "ORDER BY arrived_ms, path",
         (stream,),
     )
     last = known.last_batch if known else None
-    return Claim(epoch, last, tuple(StreamFile(*row) for row in carry))
+    return Claim(epoch, last, tuple(StreamFile(*row) for row in state_files))
 
 
 def check_claim(stream: str, known: StreamState | None, checkpoint: Checkpoint) -> None:
