@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -68,9 +68,17 @@ def free_bytes(folder: str | Path) -> int | None:
 
 def copy_whole(source: Path, target: Path) -> None:
     """Copy a file durably: ``target`` is there as a whole, or not at all."""
+    fill_whole(target, lambda part: shutil.copyfile(source, part))
+
+
+def fill_whole(target: Path, fill: Callable[[Path], object]) -> None:
+    """Create ``target`` durably, as a whole or not at all.
+
+    ``fill`` writes its content to the path that it gets.
+    """
     part = target.with_name(f".{target.name}.part")
     try:
-        shutil.copyfile(source, part)
+        fill(part)
         sync(part)
         part.replace(target)
     except BaseException:

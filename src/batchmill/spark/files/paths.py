@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 
 from batchmill import files
 from batchmill.errors import ConfigError
-from batchmill.files import copy_whole, sync
+from batchmill.files import copy_whole, fill_whole
 from batchmill.spark.errors import PipelineError
 from batchmill.spark.input.choice import Segment
 from batchmill.spark.input.segments import local_path, spark_path
@@ -425,16 +425,12 @@ def copy_file(source: AnyPath, target: AnyPath) -> None:
     if isinstance(source, Path):
         copy_whole(source, target)
         return
-    part = target.with_name(f".{target.name}.part")
-    try:
+
+    def fill(part: Path) -> None:
         with source._errors():
             _copy(source, part, source)
-        sync(part)
-        part.replace(target)
-        sync(target.parent)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
+
+    fill_whole(target, fill)
 
 
 def segments_in(folder: AnyPath, known: Collection[str] = ()) -> tuple[set[str], list[Segment]]:
