@@ -23,7 +23,7 @@ from tests.kit.pipelines import MIXED_OAL, differences, expected_whole, mixed_sp
 from tests.kit.servers.postgres import Postgres
 from tests.kit.threads import until
 from tests.system.cluster.spark_cluster import WORKERS, Cluster
-from tests.system.kills.cluster import CONF, KINDS, Tally, kill_all
+from tests.system.kills.cluster import CONF, KINDS, KillStats, kill_all
 from tests.system.kills.driver import say, start_driver
 
 pytestmark = [
@@ -110,8 +110,8 @@ def test_everything_is_killed_at_random_moments(
     cluster: Cluster, tmp_path: Path, postgres: Postgres
 ) -> None:
     """A short round of ``python -m tests.system.kills.cluster``: one kill of each kind."""
-    tally = Tally()
-    kill_all(tmp_path / "run", cluster, postgres, seed=3, count=len(KINDS), tally=tally)
-    say(tally.report())
-    assert tally.killed.total() >= 6, "it was through before most kills"
-    assert tally.half.total() > 0, "no batch was half committed when something was killed"
+    stats = KillStats()
+    kill_all(tmp_path / "run", cluster, postgres, seed=3, count=len(KINDS), stats=stats)
+    say(stats.report())
+    assert stats.killed.total() >= 6, "it was through before most kills"
+    assert stats.half.total() > 0, "no batch was half committed when something was killed"

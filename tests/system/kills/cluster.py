@@ -110,8 +110,8 @@ def kills(rng: random.Random, count: int) -> list[Kill]:
 
 
 @dataclass
-class Tally:
-    """What came of all kills."""
+class KillStats:
+    """Counts over all kills."""
 
     killed: Counter[str] = field(default_factory=Counter)
     half: Counter[str] = field(default_factory=Counter)
@@ -144,13 +144,13 @@ class ClusterRun:
     """One pipeline through as many lives of everything as it takes, until its spool is empty."""
 
     def __init__(
-        self, folder: Path, cluster: Cluster, server: Postgres, rng: random.Random, tally: Tally
+        self, folder: Path, cluster: Cluster, server: Postgres, rng: random.Random, stats: KillStats
     ) -> None:
         self._folder = folder
         self._cluster = cluster
         self._server = server
         self._rng = rng
-        self._tally = tally
+        self._stats = stats
         self._url = server.new_database()
         self._born = 0
         self._heard = 0
@@ -235,7 +235,7 @@ class ClusterRun:
         """The next driver, which may have started its Spark already."""
         life = self._start() if self._heir is None else self._heir
         life.tell("go")
-        self._tally.lives += 1
+        self._stats.lives += 1
         self._heard, self._found, self._heir = 0, None, None
         return life
 
@@ -260,7 +260,7 @@ class ClusterRun:
         life.kill()
         if by_itself:
             errors = [line for line in life.report(1000).splitlines() if _ERROR.match(line)]
-            self._tally.gave_up[errors[-1][:160] if errors else "no error"] += 1
+            self._stats.gave_up[errors[-1][:160] if errors else "no error"] += 1
             say(f"a driver gave up:\n{life.report()}")
             self._in_vain += 1
             assert self._in_vain < LIVES_IN_VAIN, life.report()
@@ -273,10 +273,10 @@ class ClusterRun:
         for line in fresh:
             if match := re.fullmatch(r"batch \d+ opened, (\d+)", line):
                 resumed, self._found = self._found is None, int(match[1])
-                self._tally.resumed += resumed and self._found > 0
+                self._stats.resumed += resumed and self._found > 0
             elif match := re.fullmatch(r"batch \S+ rerun (\d+)", line):
-                self._tally.rerun += int(match[1])
-            self._tally.batches += re.fullmatch(r"commit \d+ end", line) is not None
+                self._stats.rerun += int(match[1])
+            self._stats.batches += re.fullmatch(r"commit \d+ end", line) is not None
             # A driver claims again after a commit that failed.
             if line.startswith("claim") and life.running and self._heir is None:
                 # The cluster's cores are those of the driver that was there first.
@@ -337,10 +337,10 @@ class ClusterRun:
         }
         if not strike[kill.kind](life):
             return False
-        self._tally.killed[kill.kind] += 1
-        self._tally.half[kill.kind] += half
+        self._stats.killed[kill.kind] += 1
+        self._stats.half[kill.kind] += half
         moment = time.strftime("%H:%M:%S")
-        number = self._tally.killed.total()
+        number = self._stats.killed.total()
         say(f"{moment} {number}: {kill}; at {last!r}, {recorded} parts committed")
         return True
 
@@ -408,12 +408,12 @@ def _name(path: str) -> str:
 
 
 def kill_all(
-    folder: Path, cluster: Cluster, server: Postgres, seed: int, count: int, tally: Tally
+    folder: Path, cluster: Cluster, server: Postgres, seed: int, count: int, stats: KillStats
 ) -> None:
     """One round: so many kills at most, then everything is compared."""
     rng = random.Random(seed)
     folder.mkdir()
-    run = ClusterRun(folder, cluster, server, rng, tally)
+    run = ClusterRun(folder, cluster, server, rng, stats)
     run.fill(typed=max(2, count // 4), spans=max(3, count // 3))
     try:
         made = run.run(kills(rng, count))
@@ -443,16 +443,16 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1, help="that of the first round")
     given = parser.parse_args(arguments)
-    tally, seed = Tally(), given.seed
+    stats, seed = KillStats(), given.seed
     began = time.monotonic()
     # Nothing is left behind then.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     folder = Path(tempfile.mkdtemp(prefix="batchmill-kills-"))
     with surroundings(folder) as (cluster, server):
-        while tally.killed.total() < given.kills:
-            kill_all(folder / str(seed), cluster, server, seed, A_ROUND, tally)
+        while stats.killed.total() < given.kills:
+            kill_all(folder / str(seed), cluster, server, seed, A_ROUND, stats)
             say(f"seeds {given.seed} to {seed}, {time.monotonic() - began:.0f} s")
-            say(tally.report())
+            say(stats.report())
             seed += 1
 
 
