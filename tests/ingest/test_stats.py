@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,7 +35,6 @@ SPOOL_STATS = SpoolStats(
     unread_segments=1,
     unread_bytes=300,
     oldest_unread_s=2.0,
-    free_bytes=None,
 )
 
 
@@ -73,7 +73,11 @@ def test_a_spool_is_one_before_its_first_request() -> None:
 
 def test_a_topic_has_no_thread_of_ours() -> None:
     """Yet what waits for it is told in the same way."""
-    (sink,) = queues([])
+    pytest.importorskip("confluent_kafka")
+    from batchmill.kafka import KafkaStats
+
+    stats = KafkaStats(**vars(STATS), failures={}, messages=9, written_bytes=900)
+    (sink,) = queues([], stats=stats)
     assert (sink["name"], sink["depth"], sink["threads"]) == ("topic", 30, [])
 
 
@@ -88,6 +92,14 @@ def test_the_thresholds_of_the_sink_are_not_told_twice() -> None:
     levels = [{"name": "queue rows"}, {"name": "to kafka"}]
     report = with_sink({"queues": [], "levels": levels}, MEASURES, STATS)
     assert report["levels"] == [{"name": "to kafka"}]
+
+
+def test_free_disk_space_is_shown_where_there_is_a_disk() -> None:
+    """Along with what the pipeline has not read."""
+    stats = replace(SPOOL_STATS, free_bytes=7 << 30)
+    assert thresholds(Pressure(Level.NORMAL), MEASURES, stats)["free_bytes"] == 7 << 30
+    assert stats.unread() == {"unread_bytes": 300, "unread_segments": 1}
+    assert STATS.unread() == {}
 
 
 def test_thresholds_say_why() -> None:

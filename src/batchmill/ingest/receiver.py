@@ -37,8 +37,6 @@ from batchmill.telemetry.exposition import (
 log = logging.getLogger("batchmill.ingest")
 
 _STATUS_S = 1.0
-_SPOOL_ONLY = ("unread_bytes", "unread_segments")
-"""Known of a spool, where the pipeline removes what it has read; not of a topic."""
 
 
 class Receiver:
@@ -161,7 +159,7 @@ class Receiver:
             "requests_under_way": self._intake.requests,
             "bytes_under_way": self._intake.bytes,
             "queue_rows": sink.queue_rows,
-            **{name: getattr(sink, name) for name in _SPOOL_ONLY if hasattr(sink, name)},
+            **sink.unread(),
             "level": sink.level.name,
             "forwarded": {
                 signal: dict(forwarder.stats()) for signal, forwarder in self._forwarders.items()

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from batchmill.spool import SpoolStats
 from batchmill.telemetry.exposition import render
 
 if TYPE_CHECKING:
@@ -103,10 +102,9 @@ def _add(counter: Counter[str], counts: Mapping[str, int]) -> None:
 
 def thresholds(pressure: Pressure, measures: Sequence[Measure], stats: SinkStats) -> dict[str, Any]:
     """The sink's pressure level and the measures that decide it, for the status."""
-    status = {"level": pressure.level.name, "why": pressure.why}
-    free = getattr(stats, "free_bytes", None)  # a topic has no disk of ours
-    if free is not None:
-        status["free_bytes"] = free
+    status: dict[str, Any] = {"level": pressure.level.name, "why": pressure.why}
+    if stats.free_bytes is not None:
+        status["free_bytes"] = stats.free_bytes
     return status | {"measures": [asdict(measure) for measure in measures]}
 
 
@@ -129,7 +127,7 @@ def with_sink(
     refused = {"pressure": stats.refused_rows, "not stored": stats.failed_rows}
     sink = {
         # Before the first request, a spool has no micro-batcher.
-        "name": "spool" if isinstance(stats, SpoolStats) else "topic",
+        "name": stats.kind,
         "kind": "batcher",
         "unit": "spans",
         "depth": rows.value,

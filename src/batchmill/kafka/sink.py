@@ -60,6 +60,7 @@ _REPLACE_EVERY_S = 1.0
 class KafkaStats(SinkStats):
     """A Kafka sink at one moment, and its counters since the start; see :class:`SinkStats`."""
 
+    kind = "topic"
     failures: Mapping[str, int]
     """Batches whose future failed, by librdkafka's name for the reason."""
     messages: int

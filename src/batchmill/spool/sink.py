@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from batchmill.errors import BatchmillError, ConfigError, check_ints, check_numbers
 from batchmill.pressure import ThresholdLevel
@@ -116,6 +116,8 @@ class SinkStats:
     Refused rows are none of those.
     """
 
+    kind: ClassVar[str] = "sink"
+    """What the sink writes to: ``spool`` or ``topic``."""
     level: Level
     """The level in force: NORMAL, WARNING, CRITICAL or CRITICAL_PLUS."""
     submitted_rows: int
@@ -132,6 +134,12 @@ class SinkStats:
     """Rows that were accepted and are not durable yet."""
     queue_bytes: int
     """Their size in memory."""
+    free_bytes: int | None = None
+    """Free disk space; None: the sink writes to no disk of this machine."""
+
+    def unread(self) -> dict[str, int]:
+        """What the pipeline has not read, for a receiver's status; empty if unknown."""
+        return {}
 
 
 class SpanSink(Protocol):

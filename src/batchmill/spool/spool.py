@@ -56,6 +56,7 @@ _STATEMENTS = "Statement"
 class SpoolStats(SinkStats):
     """A spool at one moment, and its counters since the start; see :class:`SinkStats`."""
 
+    kind = "spool"
     segments: int
     """Segments written."""
     written_bytes: int
@@ -66,8 +67,10 @@ class SpoolStats(SinkStats):
     """Their size."""
     oldest_unread_s: float
     """The age of the oldest of them."""
-    free_bytes: int | None
-    """Free disk space."""
+
+    def unread(self) -> dict[str, int]:
+        """Segments in the folder and their size."""
+        return {"unread_bytes": self.unread_bytes, "unread_segments": self.unread_segments}
 
 
 class Spool(GaugedSink, lifecycle.Tracked):
@@ -181,7 +184,8 @@ class Spool(GaugedSink, lifecycle.Tracked):
 
     def stats(self) -> SpoolStats:
         """A snapshot of what waits, and of the counters since the start."""
-        stats, backlog = self._gauge.stats(), self._backlog
+        backlog = self._backlog
+        stats = dataclasses.replace(self._gauge.stats(), free_bytes=backlog.free)
         return SpoolStats(
             **vars(stats),
             segments=backlog.segments,
@@ -189,7 +193,6 @@ class Spool(GaugedSink, lifecycle.Tracked):
             unread_segments=backlog.unread.segments,
             unread_bytes=backlog.unread.bytes,
             oldest_unread_s=backlog.unread.oldest_s,
-            free_bytes=backlog.free,
         )
 
     def flush(self, timeout: float | None = None) -> bool:
