@@ -75,7 +75,7 @@ OLDEST_TESTS := $(SPLIT)::test_one_batch_equals_the_oracle \
 	$(patsubst %,tests/spark/runtime/test_%.py,backfill commit_parts crash restart session stop) \
 	tests/spark/test_metrics.py tests/spark/test_iceberg.py tests/system/cluster/test_cluster.py \
 	$(URIS)::test_executors_share_nothing_but_the_file_system_and_the_driver[hdfs] \
-	$(URIS)::test_a_killed_driver_continues_from_hdfs \
+	$(URIS)::test_a_killed_driver_continues[hdfs] \
 	tests/system/test_pipeline_kafka.py::test_spans_of_a_topic_give_the_store_of_the_oracle
 
 # Batches with random splits are made of the same steps, on any PySpark.

@@ -157,10 +157,12 @@ class Bucket:
         for file in sorted(folder.rglob("*.parquet")):
             self._request("PUT", f"/{key}/{file.relative_to(folder)}", file.read_bytes())
 
-    def names(self) -> list[str]:
-        """The names of all objects."""
-        listed = ElementTree.fromstring(self._request("GET", "?list-type=2"))
-        return [element.text or "" for element in listed.iter() if element.tag.endswith("}Key")]
+    def names(self, key: str) -> list[str]:
+        """The files below a folder, without its name, in order."""
+        listing = ElementTree.fromstring(self._request("GET", f"?list-type=2&prefix={key}/"))
+        keys = [element.text or "" for element in listing.iter() if element.tag.endswith("}Key")]
+        # A name that ends with "/" is an empty folder.
+        return sorted(name.removeprefix(f"{key}/") for name in keys if not name.endswith("/"))
 
     def _request(self, method: str, path: str, data: bytes | None = None) -> bytes:
         request = urllib.request.Request(self._bucket + path, data, method=method)
