@@ -73,17 +73,18 @@ class Benchmark:
             results[name] = parts[name]()
             for table in results[name].tables():
                 print("\n" + table.render(), flush=True)
-        goals = self.goals(results)
+            goals = self.goals(results)
+            document = {
+                "machine": machine(),
+                "quick": options.quick,
+                "goals": [goal.as_json() for goal in goals],
+                **{done: result.as_json() for done, result in results.items()},
+            }
+            # After each part: a later one may fail, hours into the run.
+            write_json(options.json, others.with_results(document))
         headers = ["goal", "limit", "measured", ""]
         rows = [goal.row() for goal in goals]
         print("\n" + Table("Goals", self.goals_caption, headers, rows).render())
-        document = {
-            "machine": machine(),
-            "quick": options.quick,
-            "goals": [goal.as_json() for goal in goals],
-            **{name: result.as_json() for name, result in results.items()},
-        }
-        write_json(options.json, others.with_results(document))
         say(f"took {perf_counter() - started:.0f} s; results are in {options.json}")
         return 0
 

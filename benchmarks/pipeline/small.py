@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -25,7 +25,7 @@ WARM_UP = 5
 
 @dataclass
 class Small:
-    """The seconds of each batch, and the parts that Spark and the pipeline tell of."""
+    """The seconds of each batch, and of its phases."""
 
     spans: int
     trigger_s: float
@@ -56,8 +56,7 @@ class Small:
                 "A small micro-batch",
                 f"{self.spans:,} spans, the core metrics, SQLite, a warm session, a stream with"
                 f" a trigger of {self.trigger_s:g} s; {len(self.seconds)} batches, seconds. The"
-                f" first batch took {self.cold:.1f} s. 'Spark:' is from Spark's progress report;"
-                " addBatch includes 'made' and 'stored'; the steps after it are not waited for.",
+                f" first batch took {self.cold:.1f} s.",
                 ["part", "median", "range", "share"],
                 rows,
             )
@@ -94,13 +93,9 @@ def measure(spark: SparkSession, *, spans: int, batches: int, trigger_s: float) 
                 if number >= WARM_UP:
                     result.seconds.append(seconds)
                     result.cpu.append(cpu_seconds(spark) - before)
-                    result.parts["until it is seen, and planned"].append(
-                        seconds - report.spark_s - report.store_s
-                    )
-                    result.parts["made (spark_s)"].append(report.spark_s)
-                    result.parts["stored (store_s)"].append(report.store_s)
-                    for name, ms in _reported_by_spark(pipeline, report.number).items():
-                        result.parts[f"Spark: {name}"].append(ms / 1000)
+                    result.parts["until it is seen"].append(seconds - sum(report.phases.values()))
+                    for phase, took in report.phases.items():
+                        result.parts[phase].append(took)
                 say(f"batch {number}: {seconds:.2f} s")
     return result
 
@@ -121,14 +116,3 @@ def _next(
             return done.get(timeout=1)
         except queue.Empty:
             pipeline.await_end(0.001)  # raises what went wrong
-
-
-def _reported_by_spark(pipeline: Pipeline, number: int) -> dict[str, int]:
-    """The parts of the batch by Spark's report, which comes a moment after the commit."""
-    (query,) = pipeline.spark.streams.active
-    for _ in range(200):
-        for progress in query.recentProgress:
-            if progress.batchId == number and progress.numInputRows:
-                return dict(progress.durationMs)
-        sleep(0.02)
-    return {}

@@ -65,6 +65,24 @@ def test_other_parts_stay(tmp_path: Path) -> None:
     ]
 
 
+def test_a_part_that_fails_leaves_the_results_of_those_before_it(tmp_path: Path) -> None:
+    """They may have taken an hour."""
+
+    def fails() -> Result:
+        raise RuntimeError("the peer is not here")
+
+    path = tmp_path / "example.json"
+    parts = {"first": lambda: Number("first", 1.0), "second": fails}
+    benchmark = Benchmark(
+        name="example", about="", full=parts, quick=parts, goals=goals_of, goals_caption=""
+    )
+    with pytest.raises(RuntimeError, match="the peer"):
+        benchmark.run(["--json", str(path)])
+    document = json.loads(path.read_text("utf-8"))
+    assert document["first"] == {"value": 1.0}
+    assert [goal["what"] for goal in document["goals"]] == ["first", "first"]
+
+
 def test_a_part_that_is_no_more_goes_with_a_run_of_all(tmp_path: Path) -> None:
     """All of the file is replaced then."""
     path = tmp_path / "example.json"
