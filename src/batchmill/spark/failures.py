@@ -22,8 +22,7 @@ from batchmill.spark.errors import PipelineError
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded")
 _NO_MEMORY = (
-    # "OutOfMemoryError" of the JVM, "OutOfMemoryException" of Arrow.
-    *("OutOfMemory", "GC overhead limit exceeded", "MemoryError", "Cannot allocate memory"),
+    *("OutOfMemoryError", "GC overhead limit exceeded", "MemoryError", "Cannot allocate memory"),
     # A process was killed, by the system for example.
     *("Python worker exited unexpectedly", "ExecutorLostFailure", "exit code 137"),
     "spark.driver.maxResultSize",
