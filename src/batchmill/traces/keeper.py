@@ -158,11 +158,7 @@ class SpanKeeper:
         try:
             self._finish_change()
         except OSError as error:
-            log.warning(
-                "an interrupted change of the kept spans' files cannot be finished now, "
-                "trying again later: %s",
-                error,
-            )
+            log.warning("a change of kept spans is not finished, trying again later: %s", error)
         self._remove_leftovers()
 
     @property
